@@ -1,0 +1,26 @@
+// The vocabulary: one function and one scratch plan for every op kind.
+#pragma once
+#include "engine/step.h"
+
+namespace strata {
+
+// Runs one op for the step's rows. A region's status is returned as it is; other failures set ctx.error.
+using OpFn = Status (*)(StepContext& ctx, const strata_op& op);
+// Upper bound of the scratch that the op takes for steps up to the query's sizes; null: none.
+using OpScratchFn = int64_t (*)(const ScratchQuery& query, const strata_op& op);
+
+struct OpEntry {
+  OpFn run;
+  OpScratchFn scratch_bytes;
+};
+
+// Null when the kind is unknown.
+const OpEntry* op_function(int32_t kind);
+
+// engine/sampler.h declares, for the engine's walk:
+//   int64_t sampler_scratch_bytes(const ScratchQuery& query);
+//   Status sample_step(StepContext& ctx, const float* logits, int64_t logits_stride);
+// It fills step.sampled_out[0 .. n_samples) from the HEAD's rows. A row whose logits hold NaN gets token -1, the others
+// are drawn all the same, and the status is STRATA_E_NUMERIC with the row named.
+
+}  // namespace strata

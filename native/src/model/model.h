@@ -1,0 +1,13 @@
+// One opened model: its plan and its weights. It outlives its engines.
+#pragma once
+#include "model/plan.h"
+#include "model/weights.h"
+
+namespace strata {
+
+struct Model {
+  Plan plan;
+  Weights weights{plan};
+};
+
+}  // namespace strata
