@@ -2,8 +2,12 @@
 //
 // The engine thread opens regions and takes part as worker 0; n_workers - 1 threads of the pool are workers 1 and up.
 // Between regions workers spin for a while, then yield, then sleep on a futex, so that idle costs no CPU. Nothing
-// allocates after open. Every wait is bounded: when a worker does not arrive before the region's deadline the pool is
-// broken for good, every barrier and region returns STRATA_E_DEADLINE, and the engine above it dies (contract C4).
+// allocates after open.
+//
+// Lost workers (contract C4). Worker 0 waits for the others at most `stall_ns` at a barrier and at a region's end. Then the
+// pool is broken for good: the owner is told through its callback, every barrier returns false, and worker 0 stays in
+// the region until the lost worker is back, because that one may still use what the region was given. The owner's
+// callers get their answer from the callback, so nobody waits for the engine thread.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -19,6 +23,9 @@ constexpr int32_t kMaxWorkers = 256;
 void set_float_mode();
 // Processors this process may use: affinity mask and cgroup quota (v1, v2), at least 1.
 int32_t cpu_count();
+// Whole processors that the quotas of the groups named in `proc_cgroup` (a /proc/self/cgroup) allow, at least 1; 0: no
+// quota. `root` is where the group file systems are mounted, normally /sys/fs/cgroup.
+int32_t cgroup_cpus(const char* root, const char* proc_cgroup);
 
 // A counter that threads wait on: spin, then yield, then futex.
 class EventWord {
@@ -47,17 +54,28 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Starts n_workers - 1 threads. spin_us < 0 takes the default. On failure nothing is left running.
-  Status open(int32_t n_workers, int32_t spin_us, Error& error);
-  // Joins the workers. False: a worker is stuck, and everything that it may still touch must stay allocated.
-  bool close();
+  // Told once, by worker 0, that a worker is lost.
+  using BrokenFn = void (*)(void* owner);
+  struct Config {
+    int32_t n_workers = 1;
+    int32_t spin_us = -1;    // -1: default
+    int64_t stall_ns = 0;    // 0: default
+    BrokenFn on_broken = nullptr;
+    void* owner = nullptr;
+  };
+  // Starts n_workers - 1 threads. On failure nothing is left running.
+  Status open(const Config& config, Error& error);
+  // Joins the workers; no region may be open.
+  void close();
+  // From any thread: lets workers held back by test_block go on, so that worker 0 can leave the region.
+  void begin_close() { closing_.store(true, std::memory_order_release); }
 
   int32_t n_workers() const { return n_workers_; }
   bool broken() const { return broken_.load(std::memory_order_acquire); }
-  // Waits of the following regions end at this time of the monotonic clock.
-  void set_deadline_ns(int64_t deadline_ns) { deadline_ns_ = deadline_ns; }
+  int64_t spin_ns() const { return spin_ns_; }
+  bool yields() const { return yield_; }
 
-  // Runs fn on every worker and returns when all have returned. STRATA_E_DEADLINE: the pool is broken.
+  // Runs fn on every worker and returns when all have returned. STRATA_E_DEADLINE: the pool is broken. Worker 0 only.
   [[nodiscard]] Status parallel(RegionFn fn, void* context);
   // The same with a callable f(worker); a reference to it is passed, nothing is copied.
   template <class F>
@@ -69,10 +87,10 @@ class Pool {
 
   // Inside a region: waits until every worker is here; everything written before is then visible to all. Every worker
   // must make the same calls. False: the pool is broken, return from the region at once.
-  [[nodiscard]] bool barrier();
+  [[nodiscard]] bool barrier(int32_t worker);
 
-  // Inside a region: shared work counters. counter(k) is a cursor that take() advances; all cursors are zero when a
-  // region starts. Cursors are used once in a region: take another k for the next phase.
+  // Inside a region: shared work cursors, all zero when a region starts. take() advances one. A cursor serves one phase
+  // of a region: the next phase takes another.
   static constexpr int32_t kCursors = 8;
   // Takes the next `chunk` items of [0, n): sets [begin, end), false when none are left.
   bool take(int32_t cursor, int64_t n, int64_t chunk, int64_t* begin, int64_t* end) {
@@ -105,36 +123,41 @@ class Pool {
     });
   }
 
-  int64_t sleeps() const { return start_.sleeps() + phase_.sleeps(); }
-  int64_t wakes() const { return start_.wakes() + phase_.wakes(); }
+  int64_t sleeps() const { return start_.sleeps() + phase_.sleeps() + done_.sleeps(); }
+  int64_t wakes() const { return start_.wakes() + phase_.wakes() + done_.wakes(); }
 
-  // Tests: from the next region on, worker `worker` (>= 1) stays away until release or close. 0 releases.
-  void test_block(int32_t worker) { blocked_.store(worker, std::memory_order_release); }
+  // Tests: from the next region on worker `worker` (>= 1) stays away until test_block(0); if not `hard`, until the pool
+  // closes too.
+  void test_block(int32_t worker, bool hard) { blocked_.store(hard ? -worker : worker, std::memory_order_release); }
 
  private:
   struct Worker;
   static void* worker_main(void* argument);
   void worker_loop(int32_t index);
-  bool held_back(int32_t index);
-  bool arrive();
+  void hold_back(int32_t index) const;
+  void break_up();
 
   struct alignas(64) Cursor { std::atomic<int64_t> next{0}; };
 
   int32_t n_workers_ = 1;
-  int64_t spin_ns_ = 0;
-  bool yield_ = false;
-  Worker* workers_ = nullptr;
   int32_t n_started_ = 0;
+  bool yield_ = false;
+  int64_t spin_ns_ = 0;
+  int64_t stall_ns_ = 0;
+  BrokenFn on_broken_ = nullptr;
+  void* owner_ = nullptr;
+  Worker* workers_ = nullptr;
 
-  alignas(64) EventWord start_;               // one more for every region
+  alignas(64) EventWord start_;  // advanced for every region
   RegionFn fn_ = nullptr;
   void* context_ = nullptr;
-  int64_t deadline_ns_ = 0;
   std::atomic<int32_t> blocked_{0};
   std::atomic<bool> closing_{false};
   std::atomic<bool> broken_{false};
   alignas(64) std::atomic<int32_t> arrived_{0};
-  alignas(64) EventWord phase_;               // one more whenever all workers have arrived
+  alignas(64) EventWord phase_;  // advanced whenever all workers have arrived at a barrier
+  alignas(64) std::atomic<int32_t> left_{0};
+  alignas(64) EventWord done_;   // advanced whenever all threads have left a region
   Cursor cursors_[kCursors];
 };
 
