@@ -13,6 +13,7 @@
       Overloaded                      429 overloaded          carries retry_after_s
       NotReady                        503 not_ready
       EngineStopped                   503 engine_stopped
+      DeadlineExceeded                504 deadline_exceeded   the request's own deadline
       NativeError                     500 native_error        carries status, where, message
         OutOfDeviceMemory             500 out_of_device_memory
         DeviceLost                    503 device_lost
@@ -110,6 +111,13 @@ class EngineStopped(StrataError):
 
     http_status = 503
     code = "engine_stopped"
+
+
+class DeadlineExceeded(StrataError):
+    """The request took longer than it was allowed to."""
+
+    http_status = 504
+    code = "deadline_exceeded"
 
 
 class NativeError(StrataError):
