@@ -1,0 +1,64 @@
+# Everything is done by make, on a fresh machine: `make serve` and `make test` do all their own set-up.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+VENV := .venv
+PY := $(VENV)/bin/python
+PYTHON ?= python3
+NATIVE_TESTS := build/native-tests
+TOOLS := $(VENV)/.installed
+NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt 2>/dev/null)
+ARGS ?=
+
+.PHONY: help serve test lint format check native-tests sanitize fuzz soak bench wheel clean docs
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+serve: $(VENV)/.strata ## build, install into .venv and serve the embedded model on 127.0.0.1:8080 (MODEL=, ARGS=)
+	$(VENV)/bin/strata serve $(MODEL) $(ARGS)
+
+test: $(VENV)/.strata-dev native-tests ## the whole test suite
+	$(PY) -m pytest -m "not slow and not gpu" $(ARGS)
+
+$(VENV)/bin/python:
+	@tools/check_machine.sh
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q --upgrade pip
+
+# The package itself, editable: Python files are used in place, the native library is built and installed.
+$(VENV)/.strata: $(VENV)/bin/python pyproject.toml $(NATIVE)
+	$(PY) -m pip install -q scikit-build-core cmake ninja cffi
+	$(PY) -m pip install -q --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.strata-dev: $(VENV)/.strata
+	$(PY) -m pip install -q --no-build-isolation -e '.[test]'
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/bin/python pyproject.toml
+	$(PY) -m pip install -q $$($(PY) -c "import tomllib; print(' '.join(tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['lint']))")
+	@touch $@
+
+native-tests: $(VENV)/.strata ## libstrata_test and the native test programs
+	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH cmake -S native -B $(NATIVE_TESTS) -G Ninja -DSTRATA_TESTS=ON >/dev/null
+	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH ninja -C $(NATIVE_TESTS) | tail -n 1
+
+lint: $(VENV)/.strata-dev $(VENV)/.lint ## ruff, pyright, import contracts, clang-format, generated files, sizes
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/clang-format --dry-run --Werror $$(find native -name '*.cpp' -o -name '*.h')
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/pyright --stats | tail -n 3
+	$(PY) tools/gen_ffi.py --check
+	$(PY) tools/check_sizes.py
+
+format: $(VENV)/.lint ## rewrite sources in the house's format
+	$(VENV)/bin/ruff check -q --fix .
+	$(VENV)/bin/ruff format -q .
+	$(VENV)/bin/clang-format -i $$(find native -name '*.cpp' -o -name '*.h')
+
+wheel: $(VENV)/bin/python ## dist/*.whl
+	$(PY) -m pip wheel -q --no-deps -w dist .
+
+clean: ## remove everything that was built
+	rm -rf build dist $(VENV)
