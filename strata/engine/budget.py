@@ -1,0 +1,116 @@
+"""The ledger: who gets how much memory, decided before anything is allocated (contract C6). Pure arithmetic.
+
+A ledger is a list of lines and one limit per place. It is printed by `strata plan` and at start, shown in /props,
+and compared with the process's resident memory after the pages were touched.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from strata.engine.backend import KV_BLOCK_TOKENS
+from strata.errors import MemoryPlanError
+
+GIB = 1 << 30
+MIB = 1 << 20
+KEEP_FREE_FRAC = 0.10  # of all RAM stays with the rest of the machine
+KEEP_FREE_MIN_BYTES = 1 * GIB
+DEFAULT_CTX_MAX = 32768  # without --ctx-size: the model's own context, at most this
+
+
+class Place(StrEnum):
+    RAM = "ram"  # ordinary memory, resident
+    MAPPED = "mapped"  # page cache of the model file: can be dropped by the system, never counted as resident
+    PINNED = "pinned"  # page-locked RAM
+    VRAM = "vram"
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One owner of memory."""
+
+    name: str
+    place: Place
+    n_bytes: int
+    note: str = ""
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole plan. `limits` names the bytes that may be used in each place and where the number comes from."""
+
+    lines: tuple[Line, ...]
+    ram_limit_bytes: int
+    ram_limit_source: str
+    notes: tuple[str, ...] = ()  # what was reduced, and why
+
+    def total(self, place: Place) -> int:
+        return sum(line.n_bytes for line in self.lines if line.place is place)
+
+    def check(self) -> None:
+        """Raise MemoryPlanError with the arithmetic when a place is overdrawn."""
+        need = self.total(Place.RAM) + self.total(Place.PINNED)
+        if need <= self.ram_limit_bytes:
+            return
+        parts = " + ".join(f"{line.name} {_gib(line.n_bytes)}" for line in self.lines if line.place is not Place.MAPPED)
+        raise MemoryPlanError(
+            f"the plan needs {_gib(need)} of RAM ({parts}), {_gib(self.ram_limit_bytes)} may be used "
+            f"({self.ram_limit_source}): {_gib(need - self.ram_limit_bytes)} too much. A smaller --ctx-size or "
+            "--kv-type q8_0 shrinks the cache; --load mapped leaves the experts in the file (slower)"
+        )
+
+    def text(self) -> str:
+        """The plan as it is printed."""
+        rows = [
+            f"  {line.name:<26} {line.place:<7} {_gib(line.n_bytes):>12}  {line.note}".rstrip() for line in self.lines
+        ]
+        rows.append(f"  {'resident in RAM':<26} {'':<7} {_gib(self.total(Place.RAM) + self.total(Place.PINNED)):>12}")
+        rows.append(f"  {'may be used':<26} {'':<7} {_gib(self.ram_limit_bytes):>12}  {self.ram_limit_source}")
+        rows.extend(f"  note: {note}" for note in self.notes)
+        return "\n".join(rows)
+
+
+class MachineMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What the system says; None where it says nothing."""
+
+    total_bytes: int
+    available_bytes: int
+    cgroup_limit_bytes: int | None
+    cgroup_used_bytes: int = 0
+
+
+def ram_limit(machine: MachineMemory, asked_bytes: int | None) -> tuple[int, str]:
+    """Bytes that this process may hold, and the reason. An explicit --ram-limit is taken at its word."""
+    if asked_bytes is not None:
+        return asked_bytes, "--ram-limit"
+    if machine.cgroup_limit_bytes is not None and machine.cgroup_limit_bytes < machine.total_bytes:
+        room = machine.cgroup_limit_bytes - max(KEEP_FREE_MIN_BYTES // 2, int(machine.cgroup_limit_bytes * 0.05))
+        return max(room, 0), "cgroup limit less a reserve"
+    keep = max(KEEP_FREE_MIN_BYTES, int(machine.total_bytes * KEEP_FREE_FRAC))
+    return max(machine.available_bytes - keep, 0), f"available now less {_gib(keep)} for the rest of the machine"
+
+
+def choose_ctx(n_ctx_train: int, asked: int | None, kv_bytes_per_block: int, room_bytes: int) -> tuple[int, str | None]:
+    """Positions of the longest sequence, and a note when the choice was narrowed.
+
+    asked 0 means the model's own context. Without a wish: the model's context, at most DEFAULT_CTX_MAX, and at most
+    what fits in half the room that is left beside the weights.
+    """
+    if asked is not None:
+        return (asked or n_ctx_train), None
+    n_ctx = min(n_ctx_train, DEFAULT_CTX_MAX)
+    fits = max(room_bytes // 2 // max(kv_bytes_per_block, 1), 1) * KV_BLOCK_TOKENS
+    if fits < n_ctx:
+        return fits, f"context cut to {fits} tokens: its cache may take half of the room left beside the weights"
+    if n_ctx < n_ctx_train:
+        return n_ctx, f"context is {n_ctx} tokens; the model allows {n_ctx_train} (--ctx-size 0)"
+    return n_ctx, None
+
+
+def n_kv_blocks(n_ctx: int) -> int:
+    """Blocks for one longest sequence; several sequences share them."""
+    return (n_ctx + KV_BLOCK_TOKENS - 1) // KV_BLOCK_TOKENS
+
+
+def _gib(n_bytes: int) -> str:
+    return f"{n_bytes / GIB:.2f} GiB" if abs(n_bytes) >= GIB // 10 else f"{n_bytes / MIB:.1f} MiB"
