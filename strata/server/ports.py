@@ -1,6 +1,6 @@
 """What the server needs of the layers below it, as protocols; `strata.runtime` hands over the real objects.
 
-Nothing here imports a tokenizer library, the native library or numpy: tests serve scripted engines through the same door.
+Nothing here imports a tokenizer library, the native library or numpy: tests serve scripted engines by it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class ServedModel:
     chat_template: PromptTemplate | None
     engine: Engine
     n_ctx: int
-    defaults: SamplingParams = SamplingParams()
+    defaults: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None  # of requests that name none; None: up to the context's end
     template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])  # a request's own ones win
     meta: Mapping[str, Any] = field(default_factory=dict[str, Any])  # description for /props and /v1/models
