@@ -17,6 +17,11 @@ struct OpEntry {
 // Null when the kind is unknown.
 const OpEntry* op_function(int32_t kind);
 
+// What all ops of a step share (rotary angles): the walk gives ctx.tables that many bytes, 64-byte aligned, and calls fill
+// before the first op.
+int64_t step_tables_bytes(const ScratchQuery& query);
+Status step_tables_fill(StepContext& ctx);
+
 // engine/sampler.h declares, for the engine's walk:
 //   int64_t sampler_scratch_bytes(const ScratchQuery& query);
 //   Status sample_step(StepContext& ctx, const float* logits, int64_t logits_stride);

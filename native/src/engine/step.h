@@ -55,6 +55,7 @@ struct StepContext {
   int64_t scratch_bytes;
   const std::atomic<bool>& stop;     // abort or deadline: inner loops may end early, the walk then drops the step
   int64_t scratch_used = 0;          // the walk sets it to zero before each op
+  uint8_t* tables = nullptr;         // 64-byte aligned, step_tables_bytes (ops.h): filled once, read by the step's ops
   StepCounters counters;
   Error error;
 
