@@ -16,9 +16,16 @@ from strata.types import SamplingParams
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-def doc(text: str, *flags: str, metavar: str = "", **limits: float) -> Meta:
-    """Describe one field: `text` for people, `flags` of the command line, `limits` as msgspec's ge, gt, le, lt."""
-    return Meta(description=text, extra={"flags": flags, "metavar": metavar}, **limits)
+def doc(
+    text: str,
+    *flags: str,
+    metavar: str = "",
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+) -> Meta:
+    """Describe one field: `text` for people, `flags` of the command line, and the accepted range."""
+    return Meta(description=text, extra={"flags": flags, "metavar": metavar}, ge=ge, gt=gt, le=le)
 
 
 def doc_bytes(text: str, *flags: str) -> Meta:
