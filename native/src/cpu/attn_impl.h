@@ -1,6 +1,6 @@
 // Cache rows and the two products of attention, built once per tier (vecmath_*.cpp).
 #pragma once
-#include "cpu/simd.h"
+#include "cpu/float_rows.h"
 #include "cpu/vecmath.h"
 #include "cpu/vecmath_impl.h"
 #include "strata.h"
@@ -8,42 +8,10 @@
 namespace strata::cpu {
 namespace {
 
-constexpr int64_t kQ8Values = 32, kQ8Bytes = 34;  // half scale, then 32 int8
-
-// One cache row of each type: kLanes values from value i on, and the first n < kLanes of them with zeros behind.
-struct RowF32 {
-  STRATA_LANE VF load(const uint8_t* row, int64_t i) { return v_load(reinterpret_cast<const float*>(row) + i); }
-  STRATA_LANE float one(const uint8_t* row, int64_t i) { return reinterpret_cast<const float*>(row)[i]; }
-};
-struct RowF16 {
-  STRATA_LANE VF load(const uint8_t* row, int64_t i) { return v_load_half(reinterpret_cast<const uint16_t*>(row) + i); }
-  STRATA_LANE float one(const uint8_t* row, int64_t i) { return m_half_to_float(reinterpret_cast<const uint16_t*>(row)[i]); }
-};
-struct RowQ8 {  // scale times code is exact in float32: 11 and 8 bits
-  STRATA_LANE float scale(const uint8_t* block) {
-    uint16_t h;
-    memcpy(&h, block, sizeof h);
-    return m_half_to_float(h);
-  }
-  STRATA_LANE VF load(const uint8_t* row, int64_t i) {
-    const uint8_t* block = row + i / kQ8Values * kQ8Bytes;
-    return v_load_int8(reinterpret_cast<const int8_t*>(block) + 2 + i % kQ8Values) * VF(scale(block));
-  }
-  STRATA_LANE float one(const uint8_t* row, int64_t i) {
-    const uint8_t* block = row + i / kQ8Values * kQ8Bytes;
-    return static_cast<float>(static_cast<int8_t>(block[2 + i % kQ8Values])) * scale(block);
-  }
-};
-template <class Row>
-STRATA_LANE VF load_first(const uint8_t* row, int64_t i, int64_t n) {
-  float lanes[kLanes] = {};
-  for (int64_t k = 0; k < n; ++k) lanes[k] = Row::one(row, i + k);
-  return v_load(lanes);
-}
-
 // ---- store and load -------------------------------------------------------------------------------------------------
 
-// Scale = half(amax / 127), codes = round-to-even(x / scale) inside [-127, 127]; not finite -> NaN scale, zero codes.
+// Scale = half(amax / 127), codes = round-to-even(x / scale) inside [-127, 127]. A value that is not finite, or too large
+// for the scale, makes the whole block NaN.
 void store_q8_block(const float* x, uint8_t* block) {
   float amax = 0.0f;
   bool finite = true;
@@ -52,8 +20,7 @@ void store_q8_block(const float* x, uint8_t* block) {
     finite = finite && a < v_from_bits(static_cast<int32_t>(0x7f800000));
     amax = amax < a ? a : amax;
   }
-  uint16_t half = finite ? m_float_to_half(amax / 127.0f) : uint16_t{0x7e00};
-  if ((half & 0x7fff) == 0x7c00) half = 0x7bff;  // amax beyond 127 * 65504 saturates
+  const uint16_t half = finite ? m_float_to_half(amax / 127.0f) : uint16_t{0x7e00};
   memcpy(block, &half, sizeof half);
   const float d = m_half_to_float(half);
   for (int64_t i = 0; i < kQ8Values; ++i) {
