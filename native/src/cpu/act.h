@@ -19,6 +19,7 @@
 //   otherwise            -> q[i] = round-to-nearest-even(x[i] / d), kept inside [-127, 127]. The clamp acts only where d
 //                           is subnormal: there d has lost bits, and amax / d may exceed 127.
 // All divisions are float32 divisions, subnormals included: threads run with FTZ and DAZ off.
+// Functions here have internal linkage: sources built with different instruction sets must not share one copy.
 #pragma once
 #include <cstdint>
 
@@ -26,17 +27,19 @@
 
 namespace strata::cpu {
 
-constexpr int64_t align64(int64_t bytes) { return (bytes + 63) & ~int64_t{63}; }
+static constexpr int64_t align64(int64_t bytes) { return (bytes + 63) & ~int64_t{63}; }
 
 // Byte offsets of the sections behind q (q is at offset 0).
-constexpr int64_t a32_d_offset(int64_t n_cols) { return align64(n_cols); }
-constexpr int64_t a32_sum_offset(int64_t n_cols) { return a32_d_offset(n_cols) + align64(n_cols / 32 * 4); }
-constexpr int64_t a32_row_bytes(int64_t n_cols) { return a32_sum_offset(n_cols) + align64(n_cols / 32 * 4); }
+static constexpr int64_t a32_d_offset(int64_t n_cols) { return align64(n_cols); }
+static constexpr int64_t a32_sum_offset(int64_t n_cols) { return a32_d_offset(n_cols) + align64(n_cols / 32 * 4); }
+static constexpr int64_t a32_row_bytes(int64_t n_cols) { return a32_sum_offset(n_cols) + align64(n_cols / 32 * 4); }
 
-constexpr int64_t a256_d_offset(int64_t n_cols) { return n_cols; }
-constexpr int64_t a256_sum16_offset(int64_t n_cols) { return a256_d_offset(n_cols) + align64(n_cols / 256 * 4); }
-constexpr int64_t a256_sum32_offset(int64_t n_cols) { return a256_sum16_offset(n_cols) + align64(n_cols / 16 * 2); }
-constexpr int64_t a256_row_bytes(int64_t n_cols) { return a256_sum32_offset(n_cols) + align64(n_cols / 32 * 2); }
+static constexpr int64_t a256_d_offset(int64_t n_cols) { return n_cols; }
+static constexpr int64_t a256_sum16_offset(int64_t n_cols) { return a256_d_offset(n_cols) + align64(n_cols / 256 * 4); }
+static constexpr int64_t a256_sum32_offset(int64_t n_cols) {
+  return a256_sum16_offset(n_cols) + align64(n_cols / 16 * 2);
+}
+static constexpr int64_t a256_row_bytes(int64_t n_cols) { return a256_sum32_offset(n_cols) + align64(n_cols / 32 * 2); }
 
 // Typed views of one row.
 struct A32Row {
@@ -51,26 +54,28 @@ struct A256Row {
   const int16_t* sum32;
 };
 
-inline A32Row a32_view(const uint8_t* row, int64_t n_cols) {
+static inline A32Row a32_view(const uint8_t* row, int64_t n_cols) {
   return {reinterpret_cast<const int8_t*>(row), reinterpret_cast<const float*>(row + a32_d_offset(n_cols)),
           reinterpret_cast<const int32_t*>(row + a32_sum_offset(n_cols))};
 }
 
-inline A256Row a256_view(const uint8_t* row, int64_t n_cols) {
+static inline A256Row a256_view(const uint8_t* row, int64_t n_cols) {
   return {reinterpret_cast<const int8_t*>(row), reinterpret_cast<const float*>(row + a256_d_offset(n_cols)),
           reinterpret_cast<const int16_t*>(row + a256_sum16_offset(n_cols)),
           reinterpret_cast<const int16_t*>(row + a256_sum32_offset(n_cols))};
 }
 
-// Activation row of token t and output row of token t, with the index tables honoured.
-inline const uint8_t* act_row(const MatmulArgs& args, int64_t t) {
+// Activation row of token t and output row of token t, with the index tables
+// honoured.
+static inline const uint8_t* act_row(const MatmulArgs& args, int64_t t) {
   return args.acts + (args.act_index != nullptr ? args.act_index[t] : t) * args.act_stride;
 }
-inline float* y_row(const MatmulArgs& args, int64_t t) {
+static inline float* y_row(const MatmulArgs& args, int64_t t) {
   return args.y + (args.y_index != nullptr ? args.y_index[t] : t) * args.y_stride;
 }
 
-// Rounds one row of n_cols floats; one function for each tier, the same bits from all. x needs no alignment.
+// Rounds one row of n_cols floats; one function for each tier, the same bits
+// from all. x needs no alignment.
 using ActQuantFn = void (*)(ActForm form, const float* x, int64_t n_cols, uint8_t* row);
 void act_quantize_row_ref(ActForm form, const float* x, int64_t n_cols, uint8_t* row);
 void act_quantize_row_avx2(ActForm form, const float* x, int64_t n_cols, uint8_t* row);

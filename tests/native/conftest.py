@@ -1,0 +1,39 @@
+"""Finds the library of per-op hooks and its declarations; its absence is a visible skip.
+
+`make native-tests` builds it: `cmake -S native -B build/native-tests -G Ninja -DSTRATA_TESTS=ON`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import cffi
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = ROOT / "build" / "native-tests" / "libstrata_test.so"
+HEADER = ROOT / "native" / "include" / "strata_test.h"
+
+
+def declarations() -> str:
+    """Return the marked region of strata_test.h."""
+    text = HEADER.read_text(encoding="utf-8")
+    region = text.split("/* cffi: begin", 1)[1].split("*/", 1)[1]
+    return region.split("/* cffi: end */", 1)[0]
+
+
+@pytest.fixture(scope="session")
+def ffi() -> cffi.FFI:
+    """Return a cffi instance that knows every hook."""
+    instance = cffi.FFI()
+    instance.cdef(declarations())
+    return instance
+
+
+@pytest.fixture(scope="session")
+def native(ffi: cffi.FFI) -> Any:
+    """Return the opened libstrata_test, or skip the test."""
+    if not LIBRARY.exists():
+        pytest.skip(f"{LIBRARY.relative_to(ROOT)} is not built")
+    return ffi.dlopen(str(LIBRARY))
