@@ -22,7 +22,7 @@
 namespace {
 using namespace strata::cpu;
 
-constexpr int64_t kCols = 2048;
+constexpr int64_t kCols = 2048, kRows = 768;  // one matrix of many, as experts are
 constexpr int kPasses = 5;
 
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -114,7 +114,7 @@ void make_row(const TypeKernels& kernels, int64_t n_cols, uint32_t& state, uint8
 void bench_type(int32_t type, const char* only_tier, int64_t n_megabytes) {
   const TypeKernels* facts = type_kernels(Tier::scalar, type);
   const int64_t row_bytes = kCols / facts->block * facts->block_bytes;
-  const int64_t n_rows = (n_megabytes << 20) / row_bytes / 32 * 32;
+  const int64_t n_rows = (n_megabytes << 20) / row_bytes / (2 * kRows) * (2 * kRows);
   Bytes packed(packed_bytes(type, n_rows, kCols)), rows(16 * row_bytes);
   uint32_t state = 12345;
   for (int64_t r = 0; r < 16; r++) make_row(*facts, kCols, state, rows.data + r * row_bytes);
@@ -125,7 +125,7 @@ void bench_type(int32_t type, const char* only_tier, int64_t n_megabytes) {
   constexpr int64_t kMaxTokens = 64;
   const int64_t act_bytes = act_row_bytes(facts->act, kCols);
   Bytes acts(kMaxTokens * act_bytes);
-  std::vector<float> x(static_cast<size_t>(kMaxTokens * kCols)), y(static_cast<size_t>(kMaxTokens * n_rows));
+  std::vector<float> x(static_cast<size_t>(kMaxTokens * kCols)), y(static_cast<size_t>(2 * kMaxTokens * kRows));
   for (float& value : x) value = static_cast<float>(static_cast<int32_t>(next_random(state))) * 0x1p-31f;
   act_quantize(Tier::scalar, facts->act, x.data(), kCols, kCols, kMaxTokens, acts.data);
   const double roof[2] = {read_roof(packed, 1), read_roof(packed, 2)};
@@ -140,19 +140,21 @@ void bench_type(int32_t type, const char* only_tier, int64_t n_megabytes) {
     for (const int64_t n_tokens : {1, 2, 4, 8, 64}) {
       for (int n_threads = 1; n_threads <= 2; n_threads++) {
         // Few rows suffice where the arithmetic is the limit.
-        const int64_t used = n_tokens >= 64 ? n_rows / 8 / 32 * 32 : n_rows;
+        const int64_t used = n_tokens >= 64 ? n_rows / 8 / (2 * kRows) * (2 * kRows) : n_rows;
         const double time = best_time(n_threads, [&](int i) {
-          const int64_t part = used / n_threads / 16 * 16;
+          const int64_t part = used / n_threads / kRows * kRows;
           MatmulArgs args{};
-          args.w = {type, Layout::packed, n_rows, kCols, packed.data};
-          args.row_begin = i * part;
-          args.row_end = args.row_begin + part;
+          args.row_end = kRows;
           args.acts = acts.data;
           args.act_stride = act_bytes;
           args.n_tokens = n_tokens;
-          args.y = y.data();
-          args.y_stride = n_rows;
-          kernels->matmul_packed(args);
+          args.y = y.data() + i * kMaxTokens * kRows;
+          args.y_stride = kRows;
+          for (int64_t first = i * part; first < (i + 1) * part; first += kRows) {
+            const uint8_t* data = packed.data + first / kGroupRows * group_bytes(type, kCols);
+            args.w = {type, Layout::packed, kRows, kCols, data};
+            kernels->matmul_packed(args);
+          }
         });
         const double rate =
             static_cast<double>(used) / static_cast<double>(n_rows) * static_cast<double>(packed.n_bytes) / time * 1e-9;

@@ -10,6 +10,7 @@ from gguf.constants import GGMLQuantizationType
 from matmul_kit import (
     A32,
     A256,
+    ROWS,
     SCALAR,
     Floats,
     Kernels,
@@ -65,6 +66,9 @@ def test_tiers_agree_and_values_are_right(kernels: Kernels, quant: Quant, n_rows
     for tier in kernels.tiers()[1:]:
         y = kernels.matmul(quant, packed, (n_rows, n_cols), acts, tier)
         np.testing.assert_array_equal(bits(y), bits(want), err_msg=f"tier {tier}")
+    for tier in kernels.tiers():
+        y = kernels.matmul(quant, rows, (n_rows, n_cols), acts, tier, layout=ROWS)
+        np.testing.assert_array_equal(bits(y), bits(want), err_msg=f"row layout, tier {tier}")
 
 
 @pytest.mark.parametrize("quant", TYPES)

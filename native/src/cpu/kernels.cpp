@@ -7,9 +7,7 @@
 #include "cpu/act.h"
 #include "cpu/pack.h"
 #include "cpu/packed.h"
-#if __has_include("cpu/rows.h")
 #include "cpu/rows.h"
-#endif
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
@@ -65,10 +63,7 @@ struct Table {
     }
   }
   static void fill(Tier tier, const TypeFacts& facts, TypeKernels& out) {
-    MatmulFn rows = nullptr;
-#if __has_include("cpu/rows.h")
-    if (tier_supported(tier)) rows = rows_matmul(tier, facts.type);
-#endif
+    const MatmulFn rows = tier_supported(tier) ? rows_matmul(tier, facts.type) : nullptr;
     const bool interleaved = type_interleaved(facts.type);
     const MatmulFn packed = tier_supported(tier) && interleaved ? packed_matmul(tier, facts.type) : rows;
     out = {facts.type, facts.name, facts.act, facts.block, facts.block_bytes, interleaved, packed, rows};
