@@ -13,6 +13,7 @@ import re
 import struct
 from collections.abc import Mapping
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -296,8 +297,8 @@ class _Shard:
         room = self.n_bytes - self.data_offset
         if n_bytes > room or offset > room - n_bytes:
             raise self.error(
-                f"tensor {name!r} of shape {list(ne)}, type {info.name}, needs {n_bytes} bytes at data offset {offset}; "
-                f"the file holds {max(room, 0)} bytes of data"
+                f"tensor {name!r} of shape {list(ne)}, type {info.name}, needs {n_bytes} bytes at data offset "
+                f"{offset}; the file holds {max(room, 0)} bytes of data"
             )
         if offset % self.alignment:
             raise self.error(
@@ -307,7 +308,7 @@ class _Shard:
 
     def _check_overlap(self) -> None:
         ordered = sorted(self.tensors, key=lambda tensor: tensor.offset)
-        for before, after in zip(ordered, ordered[1:], strict=False):
+        for before, after in pairwise(ordered):
             if before.offset + before.n_bytes > after.offset:
                 raise self.error(f"tensors {before.name!r} and {after.name!r} overlap at offset {after.offset}")
 
