@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -82,7 +82,7 @@ class Engine:
         )
 
     @asynccontextmanager
-    async def open_stream(self, request: Request) -> AsyncIterator[Stream]:
+    async def open_stream(self, request: Request) -> AsyncGenerator[Stream]:
         """Queue a request; leaving the block ends it.
 
         Raises: NotReady while draining, EngineStopped, Overloaded, ContextTooLong, BadSampling, RequestError.
