@@ -58,19 +58,9 @@ struct Q4K {
     for (int64_t u = 0; u < n_cols / 256; u++, group += kQ4KBlockBytes) {
       prefetch_block<kQ4KBlockBytes>(group);
       const __m512i w0 = load(group + 64), w1 = load(group + 128), w2 = load(group + 192);
-      const __m512i m_low = _mm512_and_si512(w2, low6), m_high = quartet_top(w0, w1, w2);
-      const __m512i m01 = _mm512_and_si512(m_low, even), m23 = _mm512_and_si512(_mm512_srli_epi32(m_low, 8), even);
-      const __m512i m45 = _mm512_and_si512(m_high, even), m67 = _mm512_and_si512(_mm512_srli_epi32(m_high, 8), even);
-      __m512i isum[T], msum[T];
+      __m512i isum[T];
       STRATA_UNROLL
-      for (int t = 0; t < T; t++) {
-        const int16_t* s = x[t].sum32 + 8 * u;
-        isum[t] = _mm512_setzero_si512();
-        msum[t] = _mm512_dpwssd_epi32(_mm512_setzero_si512(), m01, spread(s));
-        msum[t] = _mm512_dpwssd_epi32(msum[t], m23, spread(s + 2));
-        msum[t] = _mm512_dpwssd_epi32(msum[t], m45, spread(s + 4));
-        msum[t] = _mm512_dpwssd_epi32(msum[t], m67, spread(s + 6));
-      }
+      for (int t = 0; t < T; t++) isum[t] = _mm512_setzero_si512();
       __m512i scales = _mm512_and_si512(w0, low6);
       for (int g = 0; g < 4; g++) {
         if (g == 2) scales = _mm512_and_si512(w1, low6);
@@ -99,12 +89,21 @@ struct Q4K {
           isum[t] = _mm512_add_epi32(isum[t], _mm512_mullo_epi32(high[t], scale_high));
         }
       }
+      // The minimums come last: their sums then need no registers while the codes' sums do.
+      const __m512i m_low = _mm512_and_si512(w2, low6), m_high = quartet_top(w0, w1, w2);
+      const __m512i m01 = _mm512_and_si512(m_low, even), m23 = _mm512_and_si512(_mm512_srli_epi32(m_low, 8), even);
+      const __m512i m45 = _mm512_and_si512(m_high, even), m67 = _mm512_and_si512(_mm512_srli_epi32(m_high, 8), even);
       const __m512 d = halves(group), d_min = halves(group + 32);
       STRATA_UNROLL
       for (int t = 0; t < T; t++) {
+        const int16_t* s = x[t].sum32 + 8 * u;
+        __m512i msum = _mm512_dpwssd_epi32(_mm512_setzero_si512(), m01, spread(s));
+        msum = _mm512_dpwssd_epi32(msum, m23, spread(s + 2));
+        msum = _mm512_dpwssd_epi32(msum, m45, spread(s + 4));
+        msum = _mm512_dpwssd_epi32(msum, m67, spread(s + 6));
         const __m512 dx = _mm512_set1_ps(x[t].d[u]);
-        __m512 acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(isum[t]), _mm512_mul_ps(d, dx), a[t][u & 3]);
-        a[t][u & 3] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(msum[t]), _mm512_mul_ps(d_min, dx), acc);
+        const __m512 acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(isum[t]), _mm512_mul_ps(d, dx), a[t][u & 3]);
+        a[t][u & 3] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(msum), _mm512_mul_ps(d_min, dx), acc);
       }
     }
     STRATA_UNROLL
@@ -241,62 +240,41 @@ struct Q80 {
 struct Q6K {
   static int64_t group_bytes(int64_t n_cols) { return q6k_group_bytes(n_cols); }
 
-  // -32 * sum over j of sc[j] * sum16[j]: where the codes' offset goes.
+  // -32 * sum16 of the block's 16 runs as int32: the sums start there, for codes that are 32 too large.
   template <int T>
-  STRATA_INLINE void offsets(const uint8_t* block, const A256Row* x, int64_t u, __m512i* isum) {
-    STRATA_UNROLL
-    for (int t = 0; t < T; t++) isum[t] = _mm512_setzero_si512();
-    for (int i = 0; i < 4; i++) {
-      const __m512i w = load(block + 64 * i);
-      const __m512i even = _mm512_srai_epi16(_mm512_slli_epi16(w, 8), 8), odd = _mm512_srai_epi16(w, 8);
-      STRATA_UNROLL
-      for (int t = 0; t < T; t++) {
-        const int16_t* s = x[t].sum16 + 16 * u + 4 * i;
-        isum[t] = _mm512_dpwssd_epi32(isum[t], even, spread(s));
-        isum[t] = _mm512_dpwssd_epi32(isum[t], odd, spread(s + 2));
-      }
-    }
+  STRATA_INLINE void offsets(const A256Row* x, int64_t u, int32_t (*start)[16]) {
     STRATA_UNROLL
     for (int t = 0; t < T; t++) {
-      isum[t] = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(isum[t], 5));
+      const __m256i s = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x[t].sum16 + 16 * u));
+      const __m512i times32 = _mm512_slli_epi32(_mm512_cvtepi16_epi32(s), 5);
+      _mm512_store_si512(start[t], _mm512_sub_epi32(_mm512_setzero_si512(), times32));
     }
   }
 
-  // Codes of sub-blocks j = 8h + s + {0, 2, 4, 6} (s = 0 or 1): four quartets.
-  template <int T>
-  STRATA_INLINE void quartets(const uint8_t* chunk, const int8_t* const* q, const __m512i* scales, int s,
-                              __m512i* isum) {
-    const __m512i low6 = _mm512_set1_epi8(0x3f);
-    __m512i sum[4][T];
+  // Field i of four quartets: sub-block j with its scale.
+  template <int T, int i>
+  STRATA_INLINE void field(const uint8_t* chunk, const int8_t* const* q, __m512i scale, const int32_t (*start)[16], int j,
+                           __m512i* isum) {
+    __m512i sum[T];
     STRATA_UNROLL
-    for (int i = 0; i < 4; i++) {
-      STRATA_UNROLL
-      for (int t = 0; t < T; t++) sum[i][t] = _mm512_setzero_si512();
-    }
+    for (int t = 0; t < T; t++) sum[t] = spread(&start[t][j]);
     STRATA_UNROLL
     for (int c = 0; c < 4; c++) {
-      const __m512i w0 = load(chunk + 192 * c), w1 = load(chunk + 192 * c + 64), w2 = load(chunk + 192 * c + 128);
-      const __m512i codes[4] = {_mm512_and_si512(w0, low6), _mm512_and_si512(w1, low6), _mm512_and_si512(w2, low6),
-                                quartet_top(w0, w1, w2)};
+      const uint8_t* w = chunk + 192 * c;
+      const __m512i codes = i < 3 ? _mm512_and_si512(load(w + 64 * (i % 3)), _mm512_set1_epi8(0x3f))
+                                  : quartet_top(load(w), load(w + 64), load(w + 128));
       STRATA_UNROLL
-      for (int i = 0; i < 4; i++) {
-        STRATA_UNROLL
-        for (int t = 0; t < T; t++) {
-          sum[i][t] = _mm512_dpbusd_epi32(sum[i][t], codes[i], spread(q[t] + 32 * i + 16 * s + 4 * c));
-        }
-      }
+      for (int t = 0; t < T; t++) sum[t] = _mm512_dpbusd_epi32(sum[t], codes, spread(q[t] + 4 * c));
     }
     STRATA_UNROLL
-    for (int i = 0; i < 4; i++) {
-      // Sub-scale 2i + s of this half is byte (i % 2) + 2s of word i / 2: bytes
-      // hold sc 0, 2, 1, 3.
-      const __m512i up = _mm512_sll_epi32(scales[i / 2], _mm_cvtsi32_si128(24 - 8 * (i % 2 + 2 * s)));
-      const __m512i scale = _mm512_srai_epi32(up, 24);
-      STRATA_UNROLL
-      for (int t = 0; t < T; t++) {
-        isum[t] = _mm512_add_epi32(isum[t], _mm512_mullo_epi32(sum[i][t], scale));
-      }
-    }
+    for (int t = 0; t < T; t++) isum[t] = _mm512_add_epi32(isum[t], _mm512_mullo_epi32(sum[t], scale));
+  }
+
+  // Sub-scale of field i in quartets of part s: byte (i % 2) + 2s of word i / 2, since bytes hold sc 0, 2, 1, 3.
+  template <int i>
+  STRATA_INLINE __m512i scale_of(const uint8_t* words, int s) {
+    const __m512i up = _mm512_sll_epi32(load(words + 64 * (i / 2)), _mm_cvtsi32_si128(24 - 8 * (i % 2 + 2 * s)));
+    return _mm512_srai_epi32(up, 24);
   }
 
   template <int T>
@@ -311,16 +289,28 @@ struct Q6K {
     const uint8_t* block = group + q6k_d_bytes(n_cols);
     for (int64_t u = 0; u < n_cols / 256; u++, block += kQ6KBlockBytes) {
       prefetch_block<kQ6KBlockBytes>(block);
+      alignas(64) int32_t start[T][16];
+      offsets<T>(x, u, start);
       __m512i isum[T];
-      offsets<T>(block, x, u, isum);
-      for (int h = 0; h < 2; h++) {
-        const __m512i scales[2] = {load(block + 128 * h), load(block + 128 * h + 64)};
+      STRATA_UNROLL
+      for (int t = 0; t < T; t++) isum[t] = _mm512_setzero_si512();
+      for (int part = 0; part < 4; part++) {  // h = part / 2: which 128 weights; s = part % 2: which 16 of each 32
+        const uint8_t* scales = block + 128 * (part / 2);
+        const uint8_t* chunk = block + 64 * (4 + 12 * part);
+        const int j = part / 2 * 8 + part % 2;
         const int8_t* q[T];
         STRATA_UNROLL
-        for (int t = 0; t < T; t++) q[t] = x[t].q + 256 * u + 128 * h;
-        const uint8_t* chunk = block + 64 * (4 + 24 * h);
-        quartets<T>(chunk, q, scales, 0, isum);
-        quartets<T>(chunk + 64 * 12, q, scales, 1, isum);
+        for (int t = 0; t < T; t++) q[t] = x[t].q + 256 * u + 16 * j;
+        field<T, 0>(chunk, q, scale_of<0>(scales, part % 2), start, j, isum);
+        STRATA_UNROLL
+        for (int t = 0; t < T; t++) q[t] += 32;
+        field<T, 1>(chunk, q, scale_of<1>(scales, part % 2), start, j + 2, isum);
+        STRATA_UNROLL
+        for (int t = 0; t < T; t++) q[t] += 32;
+        field<T, 2>(chunk, q, scale_of<2>(scales, part % 2), start, j + 4, isum);
+        STRATA_UNROLL
+        for (int t = 0; t < T; t++) q[t] += 32;
+        field<T, 3>(chunk, q, scale_of<3>(scales, part % 2), start, j + 6, isum);
       }
       const __m512 d = halves(group + 32 * u);
       STRATA_UNROLL
