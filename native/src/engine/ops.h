@@ -21,6 +21,8 @@ const OpEntry* op_function(int32_t kind);
 // before the first op.
 int64_t step_tables_bytes(const ScratchQuery& query);
 Status step_tables_fill(StepContext& ctx);
+// cos[n_rot / 2], then sin[n_rot / 2], magnitude included, of token row t.
+const float* step_rope_row(const StepContext& ctx, int32_t table, int64_t t);
 
 // engine/sampler.h declares, for the engine's walk:
 //   int64_t sampler_scratch_bytes(const ScratchQuery& query);
