@@ -73,6 +73,7 @@ class Pool {
   int32_t n_workers() const { return n_workers_; }
   bool broken() const { return broken_.load(std::memory_order_acquire); }
   int64_t spin_ns() const { return spin_ns_; }
+  int64_t stall_ns() const { return stall_ns_; }
   bool yields() const { return yield_; }
 
   // Runs fn on every worker and returns when all have returned. STRATA_E_DEADLINE: the pool is broken. Worker 0 only.

@@ -8,6 +8,7 @@ namespace strata {
 struct Model {
   Plan plan;
   Weights weights{plan};
+  std::atomic<bool> lost{false};  // a lost worker of a dead engine may still read here: never freed
 };
 
 }  // namespace strata

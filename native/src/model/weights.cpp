@@ -31,11 +31,6 @@ Weights::~Weights() {
   }
 }
 
-void Weights::leak() {
-  arena_.leak();
-  mappings_.resize(0);
-}
-
 Status Weights::reserve(Error& error) {
   if (ready()) return error.fail(STRATA_E_STATE, "the model's weights are loaded already");
   if (!arena_.open(plan_.weights_bytes)) {

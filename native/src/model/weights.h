@@ -51,8 +51,6 @@ class Weights : public ExpertSource {
   void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
   void progress(int64_t* done, int64_t* total) const;
   bool ready() const { return ready_.load(std::memory_order_acquire); }
-  // Forgets all memory without freeing it: a lost worker may still read there.
-  void leak();
 
   // Matrix m of a MATRIX or EXPERT_MATRIX tensor; a null view for tensor -1.
   cpu::MatView matrix(int32_t tensor, int64_t m = 0) const;

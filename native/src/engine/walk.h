@@ -1,0 +1,31 @@
+// The walk: runs a plan's ops for one step.
+#pragma once
+#include <atomic>
+
+#include "engine/step.h"
+
+namespace strata {
+
+// What poison mode fills memory with: a quiet NaN that no op writes by itself.
+constexpr uint32_t kPoison = 0x7fc00000u;
+void poison_fill(uint8_t* bytes, int64_t n_bytes);
+
+// Where the walk is, for the health of the engine and for the text about a lost worker. Read by any thread.
+struct WalkPlace {
+  std::atomic<int32_t> op{-1}, layer{-1};
+  std::atomic<int64_t> heartbeat_ns{0};
+};
+
+struct WalkConfig {
+  bool poison = false;
+  int64_t deadline_ns = 0;  // of the monotonic clock; 0: none
+};
+
+// Bytes of scratch for the plan's ops and the sampler, and of the step's tables.
+int64_t walk_scratch_bytes(const ScratchQuery& query);
+int64_t walk_tables_bytes(const ScratchQuery& query);
+
+// Runs the ops, then fills the step's outputs. sample_ns: the part of it that drew tokens. On failure ctx.error has the text.
+Status walk_step(StepContext& ctx, const WalkConfig& config, WalkPlace& place, int64_t* sample_ns);
+
+}  // namespace strata
