@@ -256,7 +256,7 @@ class Loader {
     if (shard.direct_fd >= 0) {
       const int64_t first = batch.offset / kDirectAlign * kDirectAlign;
       const int64_t wanted = batch.offset + batch.bytes - first;
-      const int64_t got = read_range(shard.direct_fd, buffer, first, round_up(wanted, kDirectAlign), wanted);
+      const int64_t got = read_range(shard.direct_fd, buffer, first, (wanted + kDirectAlign - 1) / kDirectAlign * kDirectAlign, wanted);
       if (got >= wanted) {
         bytes_read_.fetch_add(got, std::memory_order_relaxed);
         return buffer + (batch.offset - first);
@@ -274,7 +274,7 @@ class Loader {
   // Reads until `enough` bytes are there, or less at the end of the file (errno 0) or at an error.
   static int64_t read_range(int fd, uint8_t* to, int64_t offset, int64_t bytes, int64_t enough) {
     int64_t got = 0;
-    while (got < enough) {
+    while (got < enough && got < bytes) {
       errno = 0;
       const ssize_t n = pread(fd, to + got, static_cast<size_t>(bytes - got), offset + got);
       if (n < 0 && errno == EINTR) continue;
