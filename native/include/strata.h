@@ -7,7 +7,8 @@
  *             strata_model_cancel: any thread while strata_model_load runs. strata_engine_submit, poll, abort, stats, error:
  *             any thread. Everything else is free of state. Each call is made without holding locks of the caller's.
  * Lifetimes.  A model outlives its engines. Arrays inside strata_model_desc are borrowed during strata_model_open only.
- *             Arrays inside strata_step are borrowed from submit until the step's completion has been polled.
+ *             Arrays inside strata_step are borrowed from submit until the step's completion has been polled; after
+ *             STRATA_E_INTERNAL until strata_engine_close, because a lost worker may come back.
  * Errors.     Every function returns a status: 0 or a negative STRATA_E_*. strata_last_error() gives the text of the
  *             calling thread's last failed call. A failed step has its status in the completion and its text in
  *             strata_engine_error(ticket). The library never exits, prints, throws or aborts across this border.
@@ -98,12 +99,12 @@ typedef struct strata_rope {
   int32_t reserved;
 } strata_rope;
 
-/* One attention layer's cache: rows of n_head_kv heads. v_width 0: the value is the first head_v entries of the key. */
+/* One attention layer's cache: rows of n_head_kv heads. v_in_k: the value is the first head_v entries of the key. */
 typedef struct strata_kv_layer {
   int32_t n_head_kv;
   int32_t head_k;
   int32_t head_v;
-  int32_t v_in_k;         /* 1: values alias keys (latent attention), nothing is stored for V */
+  int32_t v_in_k;         /* 1: nothing is stored for V (latent attention); ATTENTION's in2 is -1 */
 } strata_kv_layer;
 
 /* Gated activations h = act(gate, up). Parameters p0, p1 are the limits and slopes named here. */
@@ -275,6 +276,7 @@ typedef struct strata_model_desc {
 /* ---- library ---------------------------------------------------------------------------------------------------- */
 
 int32_t strata_abi_version(void);
+int64_t strata_struct_bytes(const char *name); /* sizeof(struct name), -1: no struct of this file; for the caller's handshake */
 const char *strata_build_info(void);     /* "compiler; build type; tiers"; static storage */
 const char *strata_status_name(int32_t status);
 const char *strata_last_error(void);     /* of this thread's last failed call; valid until its next call */
@@ -327,7 +329,7 @@ typedef struct strata_engine strata_engine;
 #define STRATA_KV_BLOCK_TOKENS 64
 typedef struct strata_engine_config {
   uint32_t struct_size;
-  int32_t n_threads;        /* workers of one step, the engine thread included; 1..strata_cpu_count() */
+  int32_t n_threads;        /* workers of one step, the engine thread included; 1..256, more than strata_cpu_count() is slow */
   int32_t kv_type;          /* STRATA_KV_* (GGML type numbers) */
   int32_t n_kv_blocks;      /* blocks of STRATA_KV_BLOCK_TOKENS positions */
   int32_t max_seqs;         /* sequences of one step */
@@ -335,7 +337,8 @@ typedef struct strata_engine_config {
   int32_t tier;             /* -1: best; else 0 scalar, 1 avx2, 2 avx512 (tests; a tier this CPU lacks is refused) */
   int32_t spin_us;          /* how long idle workers spin before they sleep while a request is active; -1: default */
   int32_t queue_steps;      /* submitted steps not yet polled; power of two, 1..64 */
-  int64_t step_deadline_us; /* a step that takes longer fails with STRATA_E_DEADLINE; 0: none */
+  int64_t step_deadline_us; /* a step that takes longer fails with STRATA_E_DEADLINE, looked at between ops; 0: none. Also how
+                               long a finished worker waits for the others before the engine is dead; with 0: 30 s */
 } strata_engine_config;
 
 typedef struct strata_engine_bytes {
@@ -349,7 +352,7 @@ typedef struct strata_engine_bytes {
 /* Sampling of one output row. Order: bias, mask, penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature,
  * draw. Pools are int32/float arrays of strata_step. */
 typedef struct strata_sample {
-  int32_t output;           /* index into output_row */
+  int32_t output;           /* index into output_row; samples have ascending outputs */
   int32_t top_k;            /* 0: off */
   uint64_t seed;
   uint64_t counter;         /* the token's index in its sequence: draw = philox(seed, counter) */
@@ -375,7 +378,7 @@ typedef struct strata_sample {
 
 #define STRATA_MAX_LOGPROBS 20
 typedef struct strata_sampled {
-  int32_t token;
+  int32_t token;            /* -1: nothing was drawn, the step failed or this row's logits hold NaN (STRATA_E_NUMERIC) */
   int32_t n_top;
   float logprob;            /* natural log, of the model's distribution before temperature and filters */
   int32_t reserved;
@@ -432,14 +435,16 @@ typedef struct strata_engine_stats {
 /* Memory that an engine of this config will hold, before anything is allocated. */
 int32_t strata_engine_measure(const strata_model *model, const strata_engine_config *config, strata_engine_bytes *bytes);
 int32_t strata_engine_open(strata_model *model, const strata_engine_config *config, strata_engine **engine);
-int32_t strata_engine_eventfd(const strata_engine *engine);  /* readable when a completion waits; owned by the engine */
+/* Descriptor, readable when a completion waits; owned by the engine. strata_engine_poll clears it. */
+int32_t strata_engine_eventfd(const strata_engine *engine);
 int32_t strata_engine_submit(strata_engine *engine, const strata_step *step, uint64_t *ticket);
 int32_t strata_engine_poll(strata_engine *engine, strata_completion *completions, int32_t capacity, int32_t *n);
 int32_t strata_engine_abort(strata_engine *engine, uint64_t ticket); /* honoured between ops; idempotent; 0 = all */
-/* Text of a failed step; copied, NUL-terminated, cut to capacity. */
+/* Text of a failed step, kept for 64 tickets; copied, NUL-terminated, cut to capacity. */
 int32_t strata_engine_error(strata_engine *engine, uint64_t ticket, char *text, int32_t capacity);
 int32_t strata_engine_stats_read(strata_engine *engine, strata_engine_stats *stats);
-int32_t strata_engine_close(strata_engine *engine); /* aborts, joins; bounded by the running op */
+/* Aborts and joins; bounded by the running op. STRATA_E_INTERNAL: a worker is lost; what it may touch stays allocated. */
+int32_t strata_engine_close(strata_engine *engine);
 /* Copies KV block `from` over block `to` in every layer (copy on write of a shared prefix block). Between steps only. */
 int32_t strata_engine_kv_copy(strata_engine *engine, int32_t from, int32_t to);
 
