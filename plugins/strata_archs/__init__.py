@@ -1,0 +1,1 @@
+"""Architectures that ship with Strata: one module, one `ARCH` value, one entry point each."""

@@ -1,0 +1,150 @@
+"""Arch + metadata + tensor directory -> BoundArch: every key resolved, every shape checked, every tensor accounted for.
+
+Nothing here reads tensor data. `inspect_binding` collects what `bind` would raise, for `strata inspect`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from strata.arch.bind_attention import AttentionBinder, bind_norm
+from strata.arch.bind_ffn import FfnBinder
+from strata.arch.bind_keys import Keys
+from strata.arch.bind_tensors import Claims
+from strata.arch.bound import BoundArch, BoundLayer, BoundNorm, ModelFile
+from strata.arch.spec import Arch, Dim, Key
+from strata.errors import BindError
+
+__all__ = ["Binding", "bind", "inspect_binding"]
+
+MAX_LAYERS = 512
+MAX_WIDTH = 2**20
+_LISTED_PROBLEMS = 20
+
+
+class Binding(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of binding, good or bad. `bound` is complete only when the three problem lists are empty."""
+
+    bound: BoundArch
+    used: tuple[str, ...]
+    missing: tuple[str, ...]
+    wrong: tuple[str, ...]
+    unexpected: tuple[str, ...]
+
+
+def bind(arch: Arch, file: ModelFile) -> BoundArch:
+    """Bind `file` to its architecture.
+
+    Raises: BindError naming the file and each missing, misshapen or unexpected tensor, or the metadata key, its value
+    and what is accepted.
+    """
+    binding = inspect_binding(arch, file)
+    problems = [*binding.missing, *binding.wrong, *binding.unexpected]
+    if problems:
+        more = len(problems) - _LISTED_PROBLEMS
+        lines = problems[:_LISTED_PROBLEMS] + ([f"and {more} more"] if more > 0 else [])
+        raise BindError(f"{binding.bound.file} does not fit architecture {arch.name}:\n  " + "\n  ".join(lines))
+    return binding.bound
+
+
+def inspect_binding(arch: Arch, file: ModelFile) -> Binding:
+    """Bind without refusing tensors. Raises: BindError for metadata only."""
+    keys = Keys(file, arch.name)
+    claims = Claims(file, arch.scales_applied)
+    _read_dims(keys, arch)
+    ffn = FfnBinder(keys, claims, arch)
+    attention = AttentionBinder(keys, claims, arch.attention, arch.norm)
+    layers = tuple(_layer(arch, keys, claims, attention, ffn, i) for i in range(keys.dims["n_layer"]))
+    bound = _whole(arch, keys, claims, layers, file)
+    return Binding(
+        bound=bound,
+        used=tuple(sorted(claims.used)),
+        missing=tuple(claims.missing),
+        wrong=tuple(claims.wrong),
+        unexpected=tuple(claims.unexpected),
+    )
+
+
+def _read_dims(keys: Keys, arch: Arch) -> None:
+    """Dimensions that every architecture has. `n_block` counts next-token blocks too, `n_layer` does not."""
+    dims = keys.dims
+    dims["n_block"] = keys.integer(Key("block_count"), minimum=1, maximum=MAX_LAYERS)
+    n_nextn = keys.integer(Key("nextn_predict_layers", 0))
+    if n_nextn and (not arch.nextn or n_nextn >= dims["n_block"]):
+        accepted = f"0 to {dims['n_block'] - 1}" if arch.nextn else "0"
+        raise keys.error("nextn_predict_layers", n_nextn, accepted)
+    dims["n_layer"] = dims["n_block"] - n_nextn
+    dims["n_ctx"] = keys.integer(Key("context_length"), minimum=1)
+    dims["n_embd"] = keys.integer(Key("embedding_length"), minimum=1, maximum=MAX_WIDTH)
+    dims["n_vocab"] = keys.n_vocab()
+    dims["n_head"] = keys.integer(Key("attention.head_count"), minimum=1, maximum=MAX_WIDTH)
+    dims["n_head_kv"] = keys.integer(Key("attention.head_count_kv", Dim("n_head")), minimum=1, maximum=dims["n_head"])
+    head_k = Key("attention.key_length", Dim("n_embd", over="n_head"), unset=(0,))
+    dims["head_k"] = keys.integer(head_k, minimum=1, maximum=MAX_WIDTH)
+    dims["n_ff"] = keys.per_layer_int(Key("feed_forward_length", 0))[0]
+    if not keys.flag(Key("attention.causal", True)):
+        raise keys.error("attention.causal", False, "true")
+
+
+def _layer(
+    arch: Arch, keys: Keys, claims: Claims, attention: AttentionBinder, ffn: FfnBinder, index: int
+) -> BoundLayer:
+    block, lead = arch.block, f"blk.{index}."
+
+    def norm(stem: str | None) -> BoundNorm | None:
+        return None if stem is None else bind_norm(keys, claims, arch.norm, lead + stem, keys.dims["n_embd"])
+
+    return BoundLayer(
+        index=index,
+        attention_norm=bind_norm(keys, claims, arch.norm, lead + block.attention_norm, keys.dims["n_embd"]),
+        attention=attention.layer(index),
+        ffn=ffn.layer(index),
+        ffn_norm=norm(block.ffn_norm),
+        post_attention_norm=norm(block.post_attention_norm),
+        post_ffn_norm=norm(block.post_ffn_norm),
+    )
+
+
+def _whole(arch: Arch, keys: Keys, claims: Claims, layers: tuple[BoundLayer, ...], file: ModelFile) -> BoundArch:
+    n_embd, n_vocab = keys.dims["n_embd"], keys.dims["n_vocab"]
+    tied = arch.head.tied and not claims.has("output.weight")
+    head = claims.linear("token_embd" if tied else "output", n_embd, n_vocab)
+    embedding = claims.matrix("token_embd.weight", n_embd, n_vocab)
+    output_norm = bind_norm(keys, claims, arch.norm, "output_norm", n_embd)
+    head_scale = keys.real(arch.head.scale) if arch.head.scale is not None else 1.0
+    softcap = keys.real(arch.head.softcap, minimum=0.0) if arch.head.softcap is not None else 0.0
+    embedding_scale = 1.0
+    if arch.embedding_scale == "sqrt-n_embd":
+        embedding_scale = math.sqrt(n_embd)
+    elif isinstance(arch.embedding_scale, Key):
+        embedding_scale = keys.real(arch.embedding_scale)
+    _ignore_nextn(keys, claims, file)
+    claims.settle(arch.ignore)
+    return BoundArch(
+        name=arch.name,
+        file=keys.file_name,
+        paths=tuple(str(path) for path in file.paths),
+        n_layer=keys.dims["n_layer"],
+        n_embd=n_embd,
+        n_vocab=n_vocab,
+        n_ctx_train=keys.dims["n_ctx"],
+        embedding=embedding,
+        layers=layers,
+        output_norm=output_norm,
+        head=head,
+        tied=tied,
+        embedding_scale=embedding_scale,
+        head_scale=head_scale,
+        softcap=softcap,
+        parallel_residual=arch.block.residual == "parallel",
+        ignored=dict(sorted(claims.ignored.items())),
+        unread_keys=keys.unread(),
+    )
+
+
+def _ignore_nextn(keys: Keys, claims: Claims, file: ModelFile) -> None:
+    leads = tuple(f"blk.{i}." for i in range(keys.dims["n_layer"], keys.dims["n_block"]))
+    if leads:
+        claims.ignore([name for name in file.tensors if name.startswith(leads)], "a next-token block, which is not run")

@@ -1,0 +1,250 @@
+"""What binding gives: an architecture with every number known and every tensor found.
+
+Pure data, made by `bind`, read by `plan`, `report` and the numpy reference. Shapes are those of y = W x: n_rows outputs
+of n_cols inputs; n_mats matrices (heads or experts) follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from strata.arch.spec import Act
+
+
+class TensorEntry(Protocol):
+    """One tensor of the file's directory. `ne`: fastest dimension first; `offset`: absolute, in its shard's bytes."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> int: ...
+    @property
+    def ne(self) -> tuple[int, ...]: ...
+    @property
+    def shard(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+
+
+class ModelFile(Protocol):
+    """A model's metadata and tensor directory, all shards together. `kinds`: each key's GGUF type: "u32", "[str]"."""
+
+    @property
+    def paths(self) -> Sequence[Any]: ...
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+    @property
+    def kinds(self) -> Mapping[str, str]: ...
+    @property
+    def tensors(self) -> Mapping[str, TensorEntry]: ...
+
+
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the bound structs."""
+
+
+class Part(Bound, frozen=True, kw_only=True):
+    """Where one expert's matrix begins when the file holds one tensor per expert."""
+
+    name: str
+    shard: int
+    file_offset: int
+
+
+class BoundTensor(Bound, frozen=True, kw_only=True):
+    """A tensor that the model uses, or a row range of one (fused projections).
+
+    `name` is the file's; rows row_first .. row_first + n_rows of each matrix are meant. `parts` is empty unless every
+    expert has a file tensor of its own; `name` then is the first one's.
+    """
+
+    name: str
+    role: Literal["matrix", "vector", "expert-matrix", "expert-vector"]
+    type: int
+    n_cols: int
+    n_rows: int
+    n_mats: int
+    shard: int
+    file_offset: int
+    file_stride_bytes: int
+    row_first: int = 0
+    parts: tuple[Part, ...] = ()
+
+
+class BoundNorm(Bound, frozen=True, kw_only=True):
+    """eps inside the root; gain and bias of the normed vector's width."""
+
+    kind: Literal["rms", "layer"]
+    eps: float
+    gain: BoundTensor
+    bias: BoundTensor | None = None
+
+
+class BoundLinear(Bound, frozen=True, kw_only=True):
+    """y = (W x) * scale + bias."""
+
+    weight: BoundTensor
+    bias: BoundTensor | None = None
+    scale: BoundTensor | None = None
+
+
+class BoundRope(Bound, frozen=True, kw_only=True):
+    """Numbers of one rotary table, before frequencies are computed.
+
+    freq_scale: 1 / rope.scaling.factor.  yarn: the correction range is blended.  magnitude: of cos and sin, complete;
+    magnitude_base: the same without YaRN's own factor 1 + 0.1 ln(1 / freq_scale).
+    factors, factors_long: divisors of the frequencies; the long ones serve contexts longer than n_ctx_orig.
+    """
+
+    style: Literal["norm", "neox"]
+    n_rot: int
+    base: float
+    freq_scale: float
+    yarn: bool
+    n_ctx_orig: int
+    beta_fast: float
+    beta_slow: float
+    magnitude: float
+    magnitude_base: float
+    factors: BoundTensor | None = None
+    factors_long: BoundTensor | None = None
+
+
+class BoundGqa(Bound, frozen=True, kw_only=True, tag="gqa"):
+    """Grouped-query attention; window 0: none; clamp 0: none."""
+
+    n_head: int
+    n_head_kv: int
+    head_k: int
+    head_v: int
+    scale: float
+    q: BoundLinear
+    k: BoundLinear
+    v: BoundLinear
+    output: BoundLinear
+    rope: BoundRope
+    qk_norm_over: Literal["head", "row"]
+    q_norm: BoundNorm | None = None
+    k_norm: BoundNorm | None = None
+    window: int = 0
+    sinks: BoundTensor | None = None
+    clamp: float = 0.0
+
+
+class BoundMla(Bound, frozen=True, kw_only=True, tag="mla"):
+    """Latent attention. A head's query is [nope | n_rot]; nope = k_mla - n_rot.
+
+    Either q, or q_a, q_a_norm and q_b. Either k_b and v_b (absorbed form), or kv_b (ordinary attention, n_head heads).
+    temperature_scale 0: none.
+    """
+
+    n_head: int
+    k_mla: int
+    v_mla: int
+    n_rot: int
+    kv_rank: int
+    scale: float
+    rope: BoundRope
+    kv_a: BoundLinear
+    kv_a_norm: BoundNorm
+    output: BoundLinear
+    q: BoundLinear | None = None
+    q_a: BoundLinear | None = None
+    q_a_norm: BoundNorm | None = None
+    q_b: BoundLinear | None = None
+    k_b: BoundTensor | None = None
+    v_b: BoundTensor | None = None
+    kv_b: BoundLinear | None = None
+    temperature_scale: float = 0.0
+    temperature_length: int = 0
+
+
+class BoundFfn(Bound, frozen=True, kw_only=True, tag="dense"):
+    """down(act(gate x, up x)), times sigmoid(output_gate x) where there is one."""
+
+    act: Act
+    width: int
+    gate: BoundLinear
+    up: BoundLinear
+    down: BoundLinear
+    output_gate: BoundLinear | None = None
+
+
+class BoundRouter(Bound, frozen=True, kw_only=True):
+    """n_group 0 or 1: no groups. scale 1: none."""
+
+    scores: Literal["softmax", "sigmoid", "softmax-weight", "sqrt-softplus"]
+    n_expert: int
+    n_used: int
+    n_group: int
+    n_group_used: int
+    normalize: bool
+    scale: float
+    logits: BoundLinear
+    select_bias: BoundTensor | None = None
+
+
+class BoundExperts(Bound, frozen=True, kw_only=True):
+    """Routed experts: expert matrices; biases [width] or [n_embd] and scales [1] per expert. gate None: act(up)."""
+
+    act: Act
+    width: int
+    gate: BoundTensor | None
+    up: BoundTensor
+    down: BoundTensor
+    gate_bias: BoundTensor | None = None
+    up_bias: BoundTensor | None = None
+    down_bias: BoundTensor | None = None
+    gate_scale: BoundTensor | None = None
+    up_scale: BoundTensor | None = None
+    down_scale: BoundTensor | None = None
+
+
+class BoundMoe(Bound, frozen=True, kw_only=True, tag="moe"):
+    """Router, routed experts, and the shared expert where there is one."""
+
+    router: BoundRouter
+    experts: BoundExperts
+    shared: BoundFfn | None = None
+
+
+class BoundLayer(Bound, frozen=True, kw_only=True):
+    """One block. ffn_norm None: the FFN reads the attention's normed input (parallel residual)."""
+
+    index: int
+    attention_norm: BoundNorm
+    attention: BoundGqa | BoundMla
+    ffn: BoundFfn | BoundMoe
+    ffn_norm: BoundNorm | None = None
+    post_attention_norm: BoundNorm | None = None
+    post_ffn_norm: BoundNorm | None = None
+
+
+class BoundArch(Bound, frozen=True, kw_only=True):
+    """A whole model: the only input of `plan`.
+
+    head: the output matrix; `tied` when it is the token embedding. embedding_scale 1, head_scale 1, softcap 0: none.
+    ignored: tensor name -> why. unread_keys: metadata of this architecture that nothing reads.
+    """
+
+    name: str
+    file: str
+    paths: tuple[str, ...]
+    n_layer: int
+    n_embd: int
+    n_vocab: int
+    n_ctx_train: int
+    embedding: BoundTensor
+    layers: tuple[BoundLayer, ...]
+    output_norm: BoundNorm
+    head: BoundLinear
+    tied: bool
+    embedding_scale: float = 1.0
+    head_scale: float = 1.0
+    softcap: float = 0.0
+    parallel_residual: bool = False
+    ignored: dict[str, str] = {}
+    unread_keys: tuple[str, ...] = ()

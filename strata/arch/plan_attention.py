@@ -1,0 +1,172 @@
+"""Ops of one layer's attention, from its normed input to the output projection's result."""
+
+from __future__ import annotations
+
+from strata.arch.bound import BoundGqa, BoundLinear, BoundMla, BoundNorm
+from strata.arch.plan_builder import N_LINEAR, PlanBuilder
+from strata.arch.plan_memory import Value
+from strata.arch.plan_tables import NormKind, WindowKind
+
+__all__ = ["emit_attention", "emit_linears", "emit_norm"]
+
+NORM_KINDS = {"rms": NormKind.RMS, "layer": NormKind.LAYER}
+
+
+def emit_linears(plan: PlanBuilder, x: Value, linears: list[BoundLinear]) -> list[Value]:
+    """Up to four projections of one input in one op, which rounds its activations once."""
+    assert 1 <= len(linears) <= N_LINEAR
+    outs = [plan.value(linear.weight.n_rows, x.rows) for linear in linears]
+    pad = [None] * (N_LINEAR - len(linears))
+    weights = [linear.weight for linear in linears] + pad
+    biases = [linear.bias for linear in linears] + pad
+    scales = [linear.scale for linear in linears] + pad
+    plan.op("linear", [x], outs, [*weights, *biases, *scales], n=len(linears))
+    return outs
+
+
+def emit_norm(plan: PlanBuilder, x: Value, norm: BoundNorm, out: Value | None = None) -> Value:
+    """Norm of the whole row."""
+    out = plan.value(x.width, x.rows) if out is None else out
+    _norm_heads(plan, x, out, norm, n_vec=1, width=x.width)
+    return out
+
+
+def _norm_heads(plan: PlanBuilder, x: Value, out: Value, norm: BoundNorm, n_vec: int, width: int) -> None:
+    """Norm of n_vec vectors of `width`, one after the other from the row's start."""
+    kind = int(NORM_KINDS[norm.kind])
+    stride = width if n_vec > 1 else 0
+    plan.op(
+        "norm",
+        [x],
+        [out],
+        [norm.gain, norm.bias],
+        kind=kind,
+        n_vec=n_vec,
+        width=width,
+        in_stride=stride,
+        out_stride=stride,
+        eps=norm.eps,
+    )
+
+
+def emit_attention(plan: PlanBuilder, x: Value, attention: BoundGqa | BoundMla) -> Value:
+    """Attention of the normed input x; its result has the model's width."""
+    heads = _gqa(plan, x, attention) if isinstance(attention, BoundGqa) else _mla(plan, x, attention)
+    return emit_linears(plan, heads, [attention.output])[0]
+
+
+def _gqa(plan: PlanBuilder, x: Value, a: BoundGqa) -> Value:
+    q, k, v = emit_linears(plan, x, [a.q, a.k, a.v])
+    if a.clamp > 0.0:
+        for value in (q, k, v):
+            plan.op("clamp", [value], [value], width=value.width, limit=a.clamp)
+    for value, norm, n_head in ((q, a.q_norm, a.n_head), (k, a.k_norm, a.n_head_kv)):
+        if norm is not None:
+            n_vec = n_head if a.qk_norm_over == "head" else 1
+            _norm_heads(plan, value, value, norm, n_vec, value.width // n_vec)
+    table = plan.rope(a.rope)
+    plan.op("rope", [q], [q], table=table, n_head=a.n_head, stride=a.head_k)
+    plan.op("rope", [k], [k], table=table, n_head=a.n_head_kv, stride=a.head_k)
+    out = plan.value(a.n_head * a.head_v)
+    plan.op(
+        "attention",
+        [q, k, v],
+        [out],
+        [a.sinks],
+        kv_layer=plan.kv_layer(a.n_head_kv, a.head_k, a.head_v),
+        n_head=a.n_head,
+        window=a.window,
+        window_kind=int(WindowKind.STANDARD),
+        causal=1,
+        scale=a.scale,
+    )
+    return out
+
+
+def _mla(plan: PlanBuilder, x: Value, a: BoundMla) -> Value:
+    """Queries and the cached row [latent | rotated key part], then one of the two forms."""
+    if a.q_a is not None and a.q_a_norm is not None and a.q_b is not None:
+        q_latent, row = emit_linears(plan, x, [a.q_a, a.kv_a])
+        q = emit_linears(plan, emit_norm(plan, q_latent, a.q_a_norm), [a.q_b])[0]
+    else:
+        assert a.q is not None
+        q, row = emit_linears(plan, x, [a.q, a.kv_a])
+    table = plan.rope(a.rope)
+    # in place: the row's first kv_rank floats become the normed latent, the rest the rotated key part
+    _norm_heads(plan, row, row, a.kv_a_norm, n_vec=1, width=a.kv_rank)
+    plan.op("rope", [row], [row], table=table, n_head=1, stride=a.n_rot, offset=a.kv_rank)
+    plan.op("rope", [q], [q], table=table, n_head=a.n_head, stride=a.k_mla, offset=a.k_mla - a.n_rot)
+    return _mla_absorbed(plan, q, row, a) if a.kv_b is None else _mla_unfactored(plan, q, row, a)
+
+
+def _temperature(plan: PlanBuilder, q: Value, a: BoundMla) -> None:
+    if a.temperature_scale != 0.0:
+        length = a.temperature_length
+        plan.op("temperature", [q], [q], width=q.width, length=length, scale=a.temperature_scale)
+
+
+def _mla_absorbed(plan: PlanBuilder, q: Value, row: Value, a: BoundMla) -> Value:
+    """Attention over the cached rows themselves: queries are moved into the latent space, results out of it."""
+    nope = a.k_mla - a.n_rot
+    q_latent = plan.value(a.n_head * row.width)
+    plan.op("head_linear", [q], [q_latent], [a.k_b], n_head=a.n_head, in_stride=a.k_mla, out_stride=row.width)
+    plan.op(
+        "copy",
+        [q],
+        [q_latent],
+        n_head=a.n_head,
+        width=a.n_rot,
+        in_stride=a.k_mla,
+        in_offset=nope,
+        out_stride=row.width,
+        out_offset=a.kv_rank,
+    )
+    _temperature(plan, q_latent, a)
+    latent = plan.value(a.n_head * a.kv_rank)
+    plan.op(
+        "attention",
+        [q_latent, row],
+        [latent],
+        kv_layer=plan.kv_layer(1, row.width, a.kv_rank, v_in_k=True),
+        n_head=a.n_head,
+        causal=1,
+        scale=a.scale,
+    )
+    out = plan.value(a.n_head * a.v_mla)
+    plan.op("head_linear", [latent], [out], [a.v_b], n_head=a.n_head, in_stride=a.kv_rank, out_stride=a.v_mla)
+    return out
+
+
+def _mla_unfactored(plan: PlanBuilder, q: Value, row: Value, a: BoundMla) -> Value:
+    """Ordinary attention of n_head heads; a head of attn_kv_b's result is [key without rotation | value]."""
+    assert a.kv_b is not None
+    nope = a.k_mla - a.n_rot
+    latent = plan.value(a.kv_rank)
+    plan.op("copy", [row], [latent], n_head=1, width=a.kv_rank)
+    kv = emit_linears(plan, latent, [a.kv_b])[0]
+    k, v = plan.value(a.n_head * a.k_mla), plan.value(a.n_head * a.v_mla)
+    pair = nope + a.v_mla
+    plan.op("copy", [kv], [k], n_head=a.n_head, width=nope, in_stride=pair, out_stride=a.k_mla)
+    plan.op(
+        "copy",
+        [row],
+        [k],
+        n_head=a.n_head,
+        width=a.n_rot,
+        in_offset=a.kv_rank,
+        out_stride=a.k_mla,
+        out_offset=nope,
+    )
+    plan.op("copy", [kv], [v], n_head=a.n_head, width=a.v_mla, in_stride=pair, in_offset=nope, out_stride=a.v_mla)
+    _temperature(plan, q, a)
+    out = plan.value(a.n_head * a.v_mla)
+    plan.op(
+        "attention",
+        [q, k, v],
+        [out],
+        kv_layer=plan.kv_layer(a.n_head, a.k_mla, a.v_mla),
+        n_head=a.n_head,
+        causal=1,
+        scale=a.scale,
+    )
+    return out
