@@ -13,14 +13,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "build" / "native-tests" / "libstrata_test.so"
-HEADER = ROOT / "native" / "include" / "strata_test.h"
+HEADERS = tuple(ROOT / "native" / "include" / name for name in ("strata_test.h", "strata_test_generic.h"))
 
 
 def declarations() -> str:
-    """Return the marked region of strata_test.h."""
-    text = HEADER.read_text(encoding="utf-8")
-    region = text.split("/* cffi: begin", 1)[1].split("*/", 1)[1]
-    return region.split("/* cffi: end */", 1)[0]
+    """Return the marked regions of the hooks' headers."""
+    regions = []
+    for header in HEADERS:
+        region = header.read_text(encoding="utf-8").split("/* cffi: begin", 1)[1].split("*/", 1)[1]
+        regions.append(region.split("/* cffi: end */", 1)[0])
+    return "".join(regions)
 
 
 @pytest.fixture(scope="session")
