@@ -61,7 +61,7 @@ _JAIS2 = _words(
     + "".join(rf"\s{{{n}}}(?!\S)|" for n in (512, 256, 128, 64, 32, 16, 8, 4))
     + r"\s{1,2}(?!\S)|\s",
 )
-_K2_HORIZON = _words(_LEAD + "[\\p{L}\\p{M}\u200c\u200d]+", r"\p{N}{1,3}")
+_K2_HORIZON = "'\u017f|" + _words(_LEAD + "[\\p{L}\\p{M}\u200c\u200d]+", r"\p{N}{1,3}")
 _EXAONE_MOE = _words(
     _LEAD + r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+",
     r"\p{N}",
@@ -124,11 +124,11 @@ _DEEPSEEK_LETTERS = (
     "\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
     "\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
-_DEEPSEEK_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_DEEPSEEK_CJK = "[[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]&&[^\\s]]+"
 _DEEPSEEK_LLM = (
     r"[\r\n]",
     rf"\s?[{_DEEPSEEK_LETTERS}]+",
-    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3001-\u3002]+",
     r"\s+\z",
     _DEEPSEEK_CJK,
     r"\p{N}+",
@@ -211,9 +211,8 @@ BYTE_LEVEL_PRE: dict[str, PreTokenizer] = {
     "viking": PreTokenizer((_BLOOM, r"\p{N}")),
     "superbpe": PreTokenizer((r"\p{N}+", r"(?=(?:[0-9]{3})+(?![0-9]))")),
     "chameleon": PreTokenizer(_CHAMELEON, add_bos=True),
-    **dict.fromkeys(("gemma4", "granite-embed-multi-311m", "mmbert"), _GEMMA4_PRE),
+    **dict.fromkeys(("gemma4", "granite-embed-multi-311m"), _GEMMA4_PRE),
     "sarvam-moe": PreTokenizer((_LINE_RUNS,), byte_level=False, escape_space=True),
-    "whitespace": PreTokenizer((r"\S+",), byte_level=False),
 }
 
 

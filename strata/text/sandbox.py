@@ -53,7 +53,7 @@ class _JoinGuard(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _environment_call("joined", cast("list[nodes.Expr]", node.nodes))
+        return _environment_call("joined", node.nodes)
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
@@ -72,7 +72,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         )
         helpers: dict[str, Any] = {
             "raise_exception": _raise_exception,
-            "strftime_now": lambda form: now().strftime(form),
+            "strftime_now": _clock(now),
         }
         cast("dict[str, Any]", self.globals).update(helpers)
         self.filters["tojson"] = _to_json
@@ -125,7 +125,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         """Put the guards into the syntax tree, where no variable of the template can replace them."""
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(nodes.For):
-            loop.iter = _environment_call("counted", [loop.iter])
+            loop.iter = _environment_call("counted", [cast("nodes.Expr", loop.iter)])
         for block in tree.find_all(nodes.AssignBlock):
             block.filter = nodes.Filter(block.filter, "_bounded", [], [], None, None, lineno=block.lineno)
         return cast("nodes.Template", _JoinGuard().visit(tree))
@@ -224,6 +224,10 @@ def _check_numbers(values: Iterable[Any]) -> None:
     for value in values:
         if isinstance(value, int) and abs(value) > MAX_ARGUMENT:
             raise SecurityError(f"the number {value} is above {MAX_ARGUMENT}")
+
+
+def _clock(now: Callable[[], datetime]) -> Callable[[str], str]:
+    return lambda form: now().strftime(form)
 
 
 def _raise_exception(message: object) -> NoReturn:

@@ -42,6 +42,9 @@ _LENIENT_IDS = {
     "fim_pad": "fim_pad",
     "fim_rep": "fim_rep",
     "fim_sep": "fim_sep",
+    "fim_pre": "fim_pre",
+    "fim_suf": "fim_suf",
+    "fim_mid": "fim_mid",
 }
 
 DEFAULT_IDS: dict[str, dict[str, int]] = {
@@ -67,7 +70,40 @@ _EOM_NAMES = ("<|eom_id|>",)
 _FIM_NAMES = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
-    "fim_sep": ("<|file_sep|>",),
+    "fim_sep": ("<|file_sep|>", "<|plamo:file_separator|>"),
+    "fim_pre": (
+        "<|fim_prefix|>",
+        "<fim-prefix>",
+        "<fim_prefix>",
+        "<｜fim▁begin｜>",
+        "<PRE>",
+        "▁<PRE>",
+        "<|code_prefix|>",
+        "<|prefix|>",
+        "<|plamo:fim_prefix|>",
+    ),
+    "fim_suf": (
+        "<|fim_suffix|>",
+        "<fim-suffix>",
+        "<fim_suffix>",
+        "<｜fim▁hole｜>",
+        "<SUF>",
+        "▁<SUF>",
+        "<|code_suffix|>",
+        "<|suffix|>",
+        "<|plamo:fim_suffix|>",
+    ),
+    "fim_mid": (
+        "<|fim_middle|>",
+        "<fim-middle>",
+        "<fim_middle>",
+        "<｜fim▁end｜>",
+        "<MID>",
+        "▁<MID>",
+        "<|code_middle|>",
+        "<|middle|>",
+        "<|plamo:fim_middle|>",
+    ),
 }
 _END_NAMES = (
     *_EOT_NAMES,
@@ -98,7 +134,7 @@ class Vocabulary:
     kinds: list[TokenKind]
     scores: list[float]
     special_ids: dict[str, int]
-    """Keys: bos eos eot eom unk sep pad mask fim_pad fim_rep fim_sep; only those that exist."""
+    """Keys: bos eos eot eom unk sep pad mask fim_pad fim_rep fim_sep fim_pre fim_suf fim_mid; only those that exist."""
     ids: dict[str, int]
     end_ids: frozenset[int] = frozenset()
     notes: list[str] = field(default_factory=list[str])
