@@ -15,6 +15,7 @@ from strata.types import Delta, PrefillProgress, Request, SamplingParams
 
 if TYPE_CHECKING:
     from strata.engine.loop import EngineSnapshot
+    from strata.text.chat import RenderedPrompt
 
 
 class Stream(Protocol):
@@ -63,7 +64,14 @@ class TextTokenizer(Protocol):
     @property
     def eog_ids(self) -> frozenset[int]: ...
 
+    @property
+    def control_texts(self) -> tuple[str, ...]: ...
+
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
+
+    def encode_prompt(self, text: str, *, literal_spans: Sequence[tuple[int, int]] = ()) -> list[int]:
+        """Tokenize a rendered template; in the spans, text that spells a control token stays text."""
+        ...
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str: ...
 
@@ -75,8 +83,10 @@ class TextTokenizer(Protocol):
 class PromptTemplate(Protocol):
     """Messages to prompt text; the real one is `strata.text.chat.ChatTemplate`.
 
-    `render` raises RequestError when the template itself refuses the messages.
+    Raises: RequestError when the template itself refuses the messages.
     """
+
+    def source_of(self) -> str: ...
 
     def render(
         self,
@@ -86,6 +96,15 @@ class PromptTemplate(Protocol):
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str: ...
+
+    def render_prompt(
+        self,
+        messages: list[dict[str, Any]],
+        control_texts: Sequence[str],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> RenderedPrompt: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
