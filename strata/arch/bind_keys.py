@@ -84,7 +84,7 @@ class Keys:
             value = self._uniform(key, cast("list[Any]", value))
         if not math.isfinite(value) or not minimum <= value <= maximum:
             raise self.error(key.name, value, f"a finite number, {minimum:g} to {maximum:g}")
-        return value
+        return float(value)
 
     def flag(self, key: Key) -> bool:
         """A boolean."""
@@ -123,7 +123,7 @@ class Keys:
             self._read.add(key.name)
             return fixed
         value = self.raw(key.name, kinds)
-        if value is not None and not any(type(value) is type(item) and value == item for item in key.unset):
+        if value is not None and (isinstance(value, list) or value not in key.unset):
             return value
         by_shape = self._case(key.cases)
         if by_shape is not None:
