@@ -381,7 +381,7 @@ typedef struct strata_sampled {
   int32_t token;            /* -1: nothing was drawn, the step failed or this row's logits hold NaN (STRATA_E_NUMERIC) */
   int32_t n_top;
   float logprob;            /* natural log, of the model's distribution before temperature and filters */
-  int32_t reserved;
+  int32_t status;           /* of this sample; a failed one has token -1, and the step has the first such status */
   int32_t top_token[20];
   float top_logprob[20];
 } strata_sampled;
