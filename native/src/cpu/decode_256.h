@@ -112,10 +112,10 @@ struct DecodeQ6K {  // ql[128] qh[64] scales[16] d
     for (int half = 0; half < 2; ++half) {
       const uint8_t *low = block + 64 * half, *high = block + 128 + 32 * half;
       int8_t* q = out.q + 128 * half;
-      for (int i = 0; i < 64; ++i)
-        q[i] = static_cast<int8_t>(((low[i] & 15) | (high[i % 32] >> (i / 32 * 2) & 3) << 4) - 32);
-      for (int i = 0; i < 64; ++i)
-        q[64 + i] = static_cast<int8_t>(((low[i] >> 4) | (high[i % 32] >> (4 + i / 32 * 2) & 3) << 4) - 32);
+      for (int i = 0; i < 32; ++i) q[i] = static_cast<int8_t>(((low[i] & 15) | (high[i] & 3) << 4) - 32);
+      for (int i = 0; i < 32; ++i) q[32 + i] = static_cast<int8_t>(((low[32 + i] & 15) | (high[i] >> 2 & 3) << 4) - 32);
+      for (int i = 0; i < 32; ++i) q[64 + i] = static_cast<int8_t>(((low[i] >> 4) | (high[i] >> 4 & 3) << 4) - 32);
+      for (int i = 0; i < 32; ++i) q[96 + i] = static_cast<int8_t>(((low[32 + i] >> 4) | high[i] >> 6 << 4) - 32);
     }
   }
 };
@@ -161,6 +161,19 @@ struct DecodeTq2 {  // qs[64] d
     }
   }
 };
+// look_up_nibbles to bytes.
+STRATA_LANE void look_up_bytes(const int8_t (&codes)[16], const uint8_t* bytes, int8_t* q) {
+#if defined(__AVX2__)
+  const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)), b = load_16_bytes(bytes);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(q), _mm_shuffle_epi8(table, low_nibbles(b)));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 16), _mm_shuffle_epi8(table, high_nibbles(b)));
+#else
+  for (int i = 0; i < 16; ++i) {
+    q[i] = codes[bytes[i] & 15];
+    q[16 + i] = codes[bytes[i] >> 4];
+  }
+#endif
+}
 struct DecodeIq4Xs {  // d scales_h[2] scales_l[4] qs[128]
   static constexpr int32_t kType = 23;
   static constexpr int kBytes = 136;
@@ -172,19 +185,28 @@ struct DecodeIq4Xs {  // d scales_h[2] scales_l[4] qs[128]
       const int low = block[4 + j / 2] >> (j % 2 * 4) & 15;
       const auto scale = static_cast<int16_t>((low | (high >> (2 * j) & 3) << 4) - 32);
       out.scale[2 * j] = out.scale[2 * j + 1] = scale;
-      look_up_nibbles<16>(kCodesNl, block + 8 + 16 * j, out.q + 32 * j);
+      look_up_bytes(kCodesNl, block + 8 + 16 * j, out.q + 32 * j);
     }
   }
 };
 
 // ---- grid formats ---------------------------------------------------------------------------------------------------
 
+// Two words of eight bytes side by side, in one store: the products read 16 bytes at a time.
+STRATA_LANE void store_pair(uint64_t first, uint64_t second, int8_t* q) {
+#if defined(__AVX2__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(q),
+                   _mm_set_epi64x(static_cast<int64_t>(second), static_cast<int64_t>(first)));
+#else
+  memcpy(q, &first, sizeof first);
+  memcpy(q + 8, &second, sizeof second);
+#endif
+}
 // Eight positive bytes, negated where the byte's bit of `signs` is set. No byte may be zero.
-STRATA_LANE void store_signed(uint64_t bytes, uint32_t signs, int8_t* q) {
+STRATA_LANE uint64_t with_signs(uint64_t bytes, uint32_t signs) {
   const uint64_t spread = signs * 0x0101010101010101ull & 0x8040201008040201ull;
   const uint64_t ones = (spread + 0x7f7f7f7f7f7f7f7full) >> 7 & 0x0101010101010101ull;
-  const uint64_t value = (bytes ^ ones * 0xff) + ones;
-  memcpy(q, &value, sizeof value);
+  return (bytes ^ ones * 0xff) + ones;
 }
 // Seven stored sign bits; the eighth makes their number even.
 STRATA_LANE uint32_t with_parity(uint32_t signs7) {
@@ -201,8 +223,10 @@ struct DecodeIq2Xxs {  // d, then for each 32 values four grid bytes and a word:
       const uint8_t* part = block + 2 + 8 * j;
       const auto word = load_as<uint32_t>(part + 4);
       out.scale[2 * j] = out.scale[2 * j + 1] = static_cast<int16_t>(2 * (word >> 28) + 1);
-      for (int k = 0; k < 4; ++k)
-        store_signed(iq::kTables.iq2xxs[part[k]], with_parity(word >> (7 * k) & 127), out.q + 32 * j + 8 * k);
+      uint64_t q[4];
+      for (int k = 0; k < 4; ++k) q[k] = with_signs(iq::kTables.iq2xxs[part[k]], with_parity(word >> (7 * k) & 127));
+      store_pair(q[0], q[1], out.q + 32 * j);
+      store_pair(q[2], q[3], out.q + 32 * j + 16);
     }
   }
 };
@@ -216,10 +240,11 @@ struct DecodeIq2Xs {  // d, 32 words of 9 grid bits and 7 sign bits, scales[8]
   STRATA_LANE void decode(const uint8_t* block, SuperBlock& out) {
     out.d = load_half(block) * 0.125f;
     odd_scales(block + 66, out);
-    for (int k = 0; k < 32; ++k) {
+    const auto point = [&](int k) {
       const auto word = load_as<uint16_t>(block + 2 + 2 * k);
-      store_signed(iq::kTables.iq2xs[word & 511], with_parity(word >> 9), out.q + 8 * k);
-    }
+      return with_signs(iq::kTables.iq2xs[word & 511], with_parity(word >> 9));
+    };
+    for (int k = 0; k < 32; k += 2) store_pair(point(k), point(k + 1), out.q + 8 * k);
   }
 };
 struct DecodeIq2S {  // d qs[32] signs[32] qh[8] scales[8]
@@ -229,10 +254,11 @@ struct DecodeIq2S {  // d qs[32] signs[32] qh[8] scales[8]
   STRATA_LANE void decode(const uint8_t* block, SuperBlock& out) {
     out.d = load_half(block) * 0.125f;
     odd_scales(block + 74, out);
-    for (int k = 0; k < 32; ++k) {
+    const auto point = [&](int k) {
       const int index = block[2 + k] | (block[66 + k / 4] >> (k % 4 * 2) & 3) << 8;
-      store_signed(iq::kTables.iq2s[index], block[34 + k], out.q + 8 * k);
-    }
+      return with_signs(iq::kTables.iq2s[index], block[34 + k]);
+    };
+    for (int k = 0; k < 32; k += 2) store_pair(point(k), point(k + 1), out.q + 8 * k);
   }
 };
 struct DecodeIq3Xxs {  // d qs[64], then eight words: scale 4 bits, signs 4 x 7 bits
@@ -244,11 +270,14 @@ struct DecodeIq3Xxs {  // d qs[64], then eight words: scale 4 bits, signs 4 x 7 
     for (int j = 0; j < 8; ++j) {
       const auto word = load_as<uint32_t>(block + 66 + 4 * j);
       out.scale[2 * j] = out.scale[2 * j + 1] = static_cast<int16_t>(2 * (word >> 28) + 1);
+      uint64_t q[4];
       for (int k = 0; k < 4; ++k) {
         const uint8_t* index = block + 2 + 8 * j + 2 * k;
         const uint64_t both = iq::kTables.iq3xxs[index[0]] | static_cast<uint64_t>(iq::kTables.iq3xxs[index[1]]) << 32;
-        store_signed(both, with_parity(word >> (7 * k) & 127), out.q + 32 * j + 8 * k);
+        q[k] = with_signs(both, with_parity(word >> (7 * k) & 127));
       }
+      store_pair(q[0], q[1], out.q + 32 * j);
+      store_pair(q[2], q[3], out.q + 32 * j + 16);
     }
   }
 };
@@ -262,22 +291,23 @@ struct DecodeIq3S {  // d qs[64] qh[8] signs[32] scales[4]
       const int scale = block[106 + j / 2] >> (j % 2 * 4) & 15;
       out.scale[2 * j] = out.scale[2 * j + 1] = static_cast<int16_t>(2 * scale + 1);
     }
-    for (int k = 0; k < 32; ++k) {
+    const auto points = [&](int k) {
       const uint8_t* low = block + 2 + 2 * k;
       const uint32_t high = block[66 + k / 4] >> (k % 4 * 2);
       const uint32_t first = low[0] | (high & 1) << 8, second = low[1] | (high >> 1 & 1) << 8;
       const uint64_t both = iq::kTables.iq3s[first] | static_cast<uint64_t>(iq::kTables.iq3s[second]) << 32;
-      store_signed(both, block[74 + k], out.q + 8 * k);
-    }
+      return with_signs(both, block[74 + k]);
+    };
+    for (int k = 0; k < 32; k += 2) store_pair(points(k), points(k + 1), out.q + 8 * k);
   }
 };
 
 // Eight coordinates in eighths, plus or minus one eighth.
-STRATA_LANE void store_shifted(uint64_t eighths, bool minus, int8_t* q) {
-  int8_t bytes[8];
-  memcpy(bytes, &eighths, sizeof bytes);
-  const auto delta = static_cast<int8_t>(minus ? -1 : 1);
-  for (int i = 0; i < 8; ++i) q[i] = static_cast<int8_t>(bytes[i] + delta);
+STRATA_LANE uint64_t with_delta(uint64_t eighths, bool minus) {
+  constexpr uint64_t kOnes = 0x0101010101010101ull, kTop = 0x8080808080808080ull;
+  // Adds bytewise: the top bits are added apart, so that no carry crosses bytes.
+  const uint64_t step = minus ? kOnes * 0xff : kOnes;
+  return ((eighths & ~kTop) + (step & ~kTop)) ^ ((eighths ^ step) & kTop);
 }
 struct DecodeIq1S {  // d qs[32], then eight words: 4 x 3 grid bits, scale 3 bits, sign of the delta
   static constexpr int32_t kType = 19;
@@ -288,10 +318,13 @@ struct DecodeIq1S {  // d qs[32], then eight words: 4 x 3 grid bits, scale 3 bit
     for (int j = 0; j < 8; ++j) {
       const uint32_t word = load_as<uint16_t>(block + 34 + 2 * j);
       out.scale[2 * j] = out.scale[2 * j + 1] = static_cast<int16_t>(2 * (word >> 12 & 7) + 1);
+      uint64_t q[4];
       for (int k = 0; k < 4; ++k) {
         const uint32_t index = block[2 + 4 * j + k] | (word >> (3 * k) & 7) << 8;
-        store_shifted(iq::kTables.iq1s_eighths[index], word >> 15 & 1, out.q + 32 * j + 8 * k);
+        q[k] = with_delta(iq::kTables.iq1s_eighths[index], word >> 15 & 1);
       }
+      store_pair(q[0], q[1], out.q + 32 * j);
+      store_pair(q[2], q[3], out.q + 32 * j + 16);
     }
   }
 };
@@ -310,11 +343,12 @@ struct DecodeIq1M {  // qs[32] qh[16] scales[8]: 4 x (4 x 3 bits of scale, 4 bit
     memcpy(d_bytes, &d_half, sizeof d_bytes);
     out.d = load_half(d_bytes) * 0.125f;
     for (int g = 0; g < 16; ++g) out.scale[g] = static_cast<int16_t>(2 * (words[g / 4] >> (3 * (g % 4)) & 7) + 1);
-    for (int k = 0; k < 32; ++k) {
+    const auto point = [&](int k) {
       const uint32_t high = block[32 + k / 2] >> (k % 2 * 4);
       const uint32_t index = block[k] | (high & 7) << 8;
-      store_shifted(iq::kTables.iq1s_eighths[index], high >> 3 & 1, out.q + 8 * k);
-    }
+      return with_delta(iq::kTables.iq1s_eighths[index], high >> 3 & 1);
+    };
+    for (int k = 0; k < 32; k += 2) store_pair(point(k), point(k + 1), out.q + 8 * k);
   }
 };
 

@@ -32,7 +32,7 @@ namespace {
 template <class D>
 void dequantize_32(const uint8_t* row, int64_t n_cols, float* out) {
   for (int64_t b = 0; b < n_cols / D::kValues; ++b) {
-    int8_t q[D::kValues];
+    int16_t q[D::kValues];
     float d[D::kValues / D::kUnit], m[D::kValues / D::kUnit];
     D::decode(row + b * D::kBytes, q, d, m);
     for (int i = 0; i < D::kValues; ++i) {

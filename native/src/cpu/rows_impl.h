@@ -130,9 +130,7 @@ struct Span32 {
   STRATA_LANE void decode(const uint8_t* blocks, int64_t n_blocks, Span32& out) {
     constexpr int kPerBlock = D::kValues / D::kUnit;
     for (int64_t b = 0; b < n_blocks; ++b) {
-      alignas(64) int8_t q[D::kValues];
-      D::decode(blocks + b * D::kBytes, q, out.d + b * kPerBlock, out.m + b * kPerBlock);
-      for (int i = 0; i < D::kValues; ++i) out.w[b * D::kValues + i] = q[i];
+      D::decode(blocks + b * D::kBytes, out.w + b * D::kValues, out.d + b * kPerBlock, out.m + b * kPerBlock);
     }
     out.n_units = n_blocks * kPerBlock;
   }
