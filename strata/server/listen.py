@@ -99,7 +99,7 @@ def url_of(listener: socket.socket) -> str:
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"unix:{name}"
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(name[0], name[0])
+    host: str = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(name[0]) or name[0]
     return f"http://[{host}]:{name[1]}" if ":" in host else f"http://{host}:{name[1]}"
 
 
@@ -171,7 +171,11 @@ async def serve(
             is_over.set()
     finally:
         if path is not None:
-            Path(path).unlink(missing_ok=True)
+            _remove(path)
+
+
+def _remove(path: str) -> None:
+    Path(path).unlink(missing_ok=True)
 
 
 def http_config(bind: str) -> hypercorn.config.Config:
