@@ -1,0 +1,385 @@
+"""Typed owners of the library's objects: NativeModel (plan and weights) and NativeBackend (an engine that runs steps).
+
+Both are opened here, closed by `close` or `aclose`, and hold no policy. A model outlives its backends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
+from typing import Any, Self
+
+import msgspec
+import trio
+
+from strata.arch.plan_tables import ModelPlan
+from strata.engine.backend import BackendHealth, BackendLimits, StepBatch, StepResult
+from strata.errors import EngineStopped, NativeError, StrataError
+from strata.ffi.check import error_of
+from strata.ffi.completions import Completions
+from strata.ffi.library import Library
+from strata.ffi.steps import StepArrays
+from strata.ffi.tables import ModelDesc
+
+__all__ = [
+    "KV_TYPES",
+    "LOAD_MODES",
+    "TIERS",
+    "EngineBytes",
+    "EngineOptions",
+    "LoadStats",
+    "NativeBackend",
+    "NativeModel",
+]
+
+KV_TYPES = {"f32": "STRATA_KV_F32", "f16": "STRATA_KV_F16", "q8_0": "STRATA_KV_Q8_0"}
+LOAD_MODES = {"direct": "STRATA_LOAD_DIRECT", "buffered": "STRATA_LOAD_BUFFERED", "mapped": "STRATA_LOAD_MAPPED"}
+TIERS = {"best": -1, "scalar": 0, "avx2": 1, "avx512": 2, "neon": 3}
+PHASES = ("idle", "step", "dead")
+PROGRESS_S = 0.1
+ERROR_TEXT_BYTES = 1024
+
+OnProgress = Callable[[int, int], None]  # done and total bytes
+
+
+class LoadStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What loading did. arena_bytes are resident, mapped_bytes stay in the file."""
+
+    direct_refused: bool
+    bytes_read: int
+    arena_bytes: int
+    mapped_bytes: int
+    seconds: float
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """strata_engine_config, as strata.h explains it."""
+
+    n_threads: int
+    n_kv_blocks: int
+    max_seqs: int = 1
+    kv_type: str = "f16"
+    poison: bool = False
+    tier: str = "best"
+    spin_us: int = -1
+    queue_steps: int = 2
+    step_deadline_s: float = 0.0
+
+
+class EngineBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that an engine will hold."""
+
+    activations: int
+    kv: int
+    scratch: int
+
+
+class NativeModel:
+    """A validated plan, then its weights. One caller at a time; `progress` and `cancel` from anywhere while loading."""
+
+    def __init__(self, library: Library, plan: ModelPlan) -> None:
+        """Validate the plan; allocates no weights. Raises: NativeError naming table, index, field and value."""
+        self.library = library
+        self.plan = plan
+        self._ffi, self._lib = library.ffi, library.lib
+        tables = ModelDesc(self._ffi, plan)
+        out = self._ffi.new("strata_model **")
+        self._check(self._lib.strata_model_open(tables.desc, out), "strata_model_open")
+        self.handle: Any = out[0]
+
+    def _check(self, status: int, where: str) -> None:
+        self.library.checker.check(status, where)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the weights; idempotent. Engines on this model must be closed."""
+        if self.handle is not None:
+            self._lib.strata_model_close(self.handle)
+            self.handle = None
+
+    def load(
+        self, *, mode: str = "direct", n_threads: int, consume_file: bool = False, on_progress: OnProgress | None = None
+    ) -> LoadStats:
+        """Read the weights; blocks. on_progress runs on this thread about ten times a second.
+
+        Raises: ModelError for a short or unreadable file, NativeError otherwise. A KeyboardInterrupt ends the load.
+        """
+        if on_progress is None:
+            return self._load(mode, n_threads, consume_file)
+        with ThreadPoolExecutor(1) as executor:
+            loading = executor.submit(self._load, mode, n_threads, consume_file)
+            try:
+                self._report_until_done(loading, on_progress)
+            except BaseException:
+                self.cancel()
+                raise
+            return loading.result()
+
+    def _report_until_done(self, loading: Future[LoadStats], on_progress: OnProgress) -> None:
+        while not loading.done():
+            with contextlib.suppress(FutureTimeout):
+                loading.exception(PROGRESS_S)
+            on_progress(*self.progress())
+
+    async def aload(
+        self, *, mode: str = "direct", n_threads: int, consume_file: bool = False, on_progress: OnProgress | None = None
+    ) -> LoadStats:
+        """Read the weights in a thread.
+
+        Cancellation: the load is told to stop and waited for; nothing is left running. Raises: as `load`.
+        """
+        outcome: list[LoadStats | StrataError] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_load, outcome, on_progress)
+            call = partial(self._load_outcome, mode, n_threads, consume_file)
+            outcome.append(await trio.to_thread.run_sync(call))
+            nursery.cancel_scope.cancel()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if isinstance(outcome[0], StrataError):
+            raise outcome[0]
+        return outcome[0]
+
+    async def _watch_load(self, outcome: list[LoadStats | StrataError], on_progress: OnProgress | None) -> None:
+        """Report while the load runs; stop it when this task is cancelled before it ended."""
+        try:
+            while True:
+                if on_progress is not None:
+                    on_progress(*self.progress())
+                await trio.sleep(PROGRESS_S)
+        finally:
+            if not outcome:
+                self.cancel()
+            elif on_progress is not None:
+                on_progress(*self.progress())
+
+    def _load_outcome(self, mode: str, n_threads: int, consume_file: bool) -> LoadStats | StrataError:
+        try:
+            return self._load(mode, n_threads, consume_file)
+        except StrataError as error:
+            return error
+
+    def _load(self, mode: str, n_threads: int, consume_file: bool) -> LoadStats:
+        config, stats = _struct(self._ffi, "strata_load_config"), _struct(self._ffi, "strata_load_stats")
+        config.mode = self._ffi.integer_const(LOAD_MODES[mode])
+        config.n_threads, config.consume_file = n_threads, int(consume_file)
+        self._check(self._lib.strata_model_load(self.handle, config, stats), "strata_model_load")
+        return LoadStats(
+            direct_refused=bool(stats.direct_refused),
+            bytes_read=stats.bytes_read,
+            arena_bytes=stats.arena_bytes,
+            mapped_bytes=stats.mapped_bytes,
+            seconds=stats.seconds,
+        )
+
+    def progress(self) -> tuple[int, int]:
+        """Bytes of the file that are in the arena, and all that will be."""
+        done, total = self._ffi.new("int64_t *"), self._ffi.new("int64_t *")
+        self._check(self._lib.strata_model_progress(self.handle, done, total), "strata_model_progress")
+        return done[0], total[0]
+
+    def cancel(self) -> None:
+        """Make a running or later load fail, for good."""
+        self._check(self._lib.strata_model_cancel(self.handle), "strata_model_cancel")
+
+    def reserve(self) -> None:
+        """Allocate the arena instead of loading a file; `fill` then brings the weights."""
+        self._check(self._lib.strata_model_reserve(self.handle), "strata_model_reserve")
+
+    def fill(self, tensor: int, mat: int, row_first: int, n_rows: int, file_bytes: Any) -> None:
+        """Hand over rows of one matrix in the file's layout; file_bytes is any contiguous buffer."""
+        view = self._ffi.from_buffer("uint8_t[]", file_bytes)
+        status = self._lib.strata_model_fill(self.handle, tensor, mat, row_first, n_rows, view, len(view))
+        self._check(status, "strata_model_fill")
+
+    def measure(self, options: EngineOptions) -> EngineBytes:
+        """Memory that an engine with these options will hold; needs no weights."""
+        made = _struct(self._ffi, "strata_engine_bytes")
+        config = engine_config(self._ffi, options)
+        self._check(self._lib.strata_engine_measure(self.handle, config, made), "strata_engine_measure")
+        return EngineBytes(activations=made.activations, kv=made.kv, scratch=made.scratch)
+
+
+class NativeBackend:
+    """An engine on the CPU behind the Backend protocol, plus `run_sync` for commands without an event loop."""
+
+    name = "cpu"
+
+    def __init__(self, model: NativeModel, options: EngineOptions, *, n_ctx: int) -> None:
+        """Start the engine's threads. n_ctx: positions of the longest sequence. Raises: NativeError."""
+        self._model = model
+        self._ffi, self._lib = model.library.ffi, model.library.lib
+        plan = model.plan
+        self.limits = BackendLimits(
+            n_ctx=n_ctx,
+            n_batch=plan.n_batch,
+            max_seqs=options.max_seqs,
+            n_kv_blocks=options.n_kv_blocks,
+            n_vocab=plan.n_vocab,
+        )
+        out = self._ffi.new("strata_engine **")
+        config = engine_config(self._ffi, options)
+        self._check(self._lib.strata_engine_open(model.handle, config, out), "strata_engine_open")
+        self._handle: Any = out[0]
+        self._fd = int(self._lib.strata_engine_eventfd(self._handle))
+        self._free = [StepArrays(self._ffi, self.limits, plan.n_outputs_max) for _ in range(options.queue_steps)]
+        self._running: dict[int, StepArrays] = {}
+        self._polled = self._ffi.new("strata_completion[]", options.queue_steps)
+        self._n_polled = self._ffi.new("int32_t *")
+        self._ticket = self._ffi.new("uint64_t *")
+        self._stats = _struct(self._ffi, "strata_engine_stats")
+        self._completions = Completions(self._fd, self._collect)
+        # Statuses that concern single rows: NaN logits, or masks and biases that allow no token.
+        names = ("STRATA_E_NUMERIC", "STRATA_E_ARGUMENT")
+        self._row_failures = {self._ffi.integer_const(name) for name in names}
+
+    def _check(self, status: int, where: str) -> None:
+        self._model.library.checker.check(status, where)
+
+    def submit(self, batch: StepBatch) -> int:
+        """Start a step. Raises: EngineStopped when the engine is dead or closed, NativeError for a bad batch."""
+        if self._handle is None:
+            raise EngineStopped("the engine is closed")
+        if not self._free:
+            raise NativeError(
+                self._ffi.integer_const("STRATA_E_BUSY"), "submit", "as many steps as queue_steps are running"
+            )
+        arrays = self._free[-1]
+        status = self._lib.strata_engine_submit(self._handle, arrays.fill(batch), self._ticket)
+        if status == self._ffi.integer_const("STRATA_E_STATE"):
+            raise EngineStopped(self._ffi.string(self._lib.strata_last_error()).decode("utf-8", "replace"))
+        self._check(status, "strata_engine_submit")
+        self._free.pop()
+        self._running[int(self._ticket[0])] = arrays
+        return int(self._ticket[0])
+
+    async def wait(self, ticket: int) -> StepResult:
+        """Return the step's result. Cancellation: immediate; the result stays readable."""
+        return await self._completions.wait(ticket)
+
+    def run_sync(self, batch: StepBatch) -> StepResult:
+        """Run one step and block until it is done; a KeyboardInterrupt aborts it. Raises: the step's error."""
+        ticket = self.submit(batch)
+        readable = select.poll()
+        readable.register(self._fd, select.POLLIN)
+        try:
+            while (result := self._completions.take_nowait(ticket)) is None:
+                readable.poll()
+        except BaseException:
+            self.abort(ticket)
+            raise
+        if result.error is not None:
+            raise result.error
+        return result
+
+    def abort(self, ticket: int) -> None:
+        """Ask the step to end between two ops; idempotent."""
+        if self._handle is not None:
+            self._check(self._lib.strata_engine_abort(self._handle, ticket), "strata_engine_abort")
+
+    def kv_copy(self, from_block: int, to_block: int) -> None:
+        """Copy one KV block in every layer. Raises: NativeError while a step runs."""
+        self._check(self._lib.strata_engine_kv_copy(self._handle, from_block, to_block), "strata_engine_kv_copy")
+
+    def health(self) -> BackendHealth:
+        if self._handle is None:
+            return BackendHealth(
+                phase="dead",
+                heartbeat_age_s=0.0,
+                layer=-1,
+                steps=0,
+                tokens=0,
+                failed_steps=0,
+                weight_bytes=0,
+                run_s=0.0,
+            )
+        stats = self._stats
+        self._check(self._lib.strata_engine_stats_read(self._handle, stats), "strata_engine_stats_read")
+        return BackendHealth(
+            phase=PHASES[stats.phase],
+            heartbeat_age_s=stats.heartbeat_age_ns / 1e9,
+            layer=stats.layer,
+            steps=stats.steps,
+            tokens=stats.tokens,
+            failed_steps=stats.failed_steps,
+            weight_bytes=stats.weight_bytes,
+            run_s=stats.run_ns / 1e9,
+        )
+
+    async def aclose(self) -> None:
+        """Abort what runs and free the engine, in a thread; bounded by the running op. Idempotent."""
+        if self._handle is None:
+            await trio.lowlevel.checkpoint()
+            return
+        trio.lowlevel.notify_closing(self._fd)
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(self.close)
+
+    def close(self) -> None:
+        """As `aclose`, blocking. Raises: EngineStopped when a lost worker keeps the engine's memory."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._check(self._lib.strata_engine_close(handle), "strata_engine_close")
+
+    def _collect(self) -> Iterator[tuple[int, StepResult]]:
+        """Poll the library; the results of steps that have finished, their arrays free again."""
+        if self._handle is None:
+            raise EngineStopped("the engine is closed")
+        status = self._lib.strata_engine_poll(self._handle, self._polled, len(self._polled), self._n_polled)
+        self._check(status, "strata_engine_poll")
+        for k in range(self._n_polled[0]):
+            completion = self._polled[k]
+            ticket = int(completion.ticket)
+            arrays = self._running.pop(ticket)
+            yield ticket, self._result(completion, arrays)
+            self._free.append(arrays)
+
+    def _result(self, completion: Any, arrays: StepArrays) -> StepResult:
+        error, failed = None, ()
+        if completion.status < 0:
+            error = error_of(self._ffi, completion.status, "step", self._error_text(completion.ticket))
+            if completion.status in self._row_failures:
+                failed = arrays.failed_rows()
+        return StepResult(
+            ticket=int(completion.ticket),
+            tokens=arrays.tokens(),
+            logits=arrays.logits(),
+            run_s=completion.run_ns / 1e9,
+            sample_s=completion.sample_ns / 1e9,
+            weight_bytes=completion.weight_bytes,
+            expert_rows=completion.expert_rows,
+            experts_touched=completion.experts_touched,
+            error=error,
+            failed_rows=failed,
+        )
+
+    def _error_text(self, ticket: int) -> str:
+        text = self._ffi.new("char[]", ERROR_TEXT_BYTES)
+        self._check(self._lib.strata_engine_error(self._handle, ticket, text, ERROR_TEXT_BYTES), "strata_engine_error")
+        return self._ffi.string(text).decode("utf-8", "replace")
+
+
+def engine_config(ffi: Any, options: EngineOptions) -> Any:
+    """The strata_engine_config of some options."""
+    config = _struct(ffi, "strata_engine_config")
+    config.n_threads, config.n_kv_blocks, config.max_seqs = options.n_threads, options.n_kv_blocks, options.max_seqs
+    config.kv_type = ffi.integer_const(KV_TYPES[options.kv_type])
+    config.poison, config.tier = int(options.poison), TIERS[options.tier]
+    config.spin_us, config.queue_steps = options.spin_us, options.queue_steps
+    config.step_deadline_us = round(options.step_deadline_s * 1e6)
+    return config
+
+
+def _struct(ffi: Any, name: str) -> Any:
+    """A zeroed struct with its size in place."""
+    made = ffi.new(f"{name} *")
+    made.struct_size = ffi.sizeof(name)
+    return made
