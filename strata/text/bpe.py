@@ -5,6 +5,7 @@ Two alphabets: byte-level (each byte is one of 256 printable characters) and raw
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -29,6 +30,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 BYTE_OF_CHAR = _byte_alphabet()
 _NEWLINE_RUNS = re.compile("(\n+)")
+_DIGIT_RUN = re.compile("[0-9]{3,}")
 
 
 class BpeMerger:
@@ -64,11 +66,15 @@ class BpeMerger:
             text = text.replace(" ", SPACE_MARK)
         if self._missing_bytes:
             self._refuse_inexpressible(text)
-        if not self._pre.newline_runs_whole:
+        if self._pre.newline_runs_whole:
+            pieces = _NEWLINE_RUNS.split(text)
+        elif self._pre.digit_groups:
+            pieces = _cut_digits(text)
+        else:
             return self._engine.encode(text, add_special_tokens=False).ids
         ids: list[int] = []
-        for piece in _NEWLINE_RUNS.split(text):
-            if piece.startswith("\n") and piece in self._ids:
+        for piece in pieces:
+            if self._pre.newline_runs_whole and piece.startswith("\n") and piece in self._ids:
                 ids.append(self._ids[piece])
             elif piece:
                 ids.extend(self._engine.encode(piece, add_special_tokens=False).ids)
@@ -80,6 +86,18 @@ class BpeMerger:
         missing = self._missing_bytes.intersection(text.encode())
         if missing:
             raise RequestError(f"{self._source}: the vocabulary has no token for byte 0x{min(missing):02X} of the text")
+
+
+def _cut_digits(text: str) -> list[str]:
+    """Cut before every group of three digits, counted from the end of each run of digits.
+
+    A regular expression can say this only by looking ahead to the end of the run from every place in it.
+    """
+    cuts = [0]
+    for run in _DIGIT_RUN.finditer(text):
+        cuts.extend(range(run.start() + (run.end() - run.start()) % 3, run.end(), 3))
+    cuts.append(len(text))
+    return [text[start:end] for start, end in itertools.pairwise(cuts)]
 
 
 def _is_unicode(text: str) -> bool:

@@ -12,7 +12,9 @@ files are made and checked with it. Where its split differs from the model's ori
   white space before it: "  12" gives " ", " ", "12").
 
 Written for Oniguruma's Ruby syntax, the engine inside `tokenizers`: `&&` intersects classes, `*+` is possessive, `\\A`
-and `\\z` are the ends of the piece. Every expression runs in linear time on the runs that occur in text.
+and `\\z` are the ends of the piece. Every expression takes linear time on runs of any one or two characters.
+
+Letters, marks, numbers and symbols are those of Unicode 16; the reference's tables end at Unicode 15.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ class PreTokenizer(NamedTuple):
     byte_level: bool = True
     """False: raw UTF-8 with `<0xXX>` byte tokens and U+2581 for the space where `escape_space`."""
     escape_space: bool = False
+    digit_groups: bool = False
+    """Also cut ASCII digits into groups of three from the end of each run, before `splits`."""
     newline_runs_whole: bool = False
     """A piece of newlines only is looked up as one token before merging."""
 
@@ -209,7 +213,7 @@ BYTE_LEVEL_PRE: dict[str, PreTokenizer] = {
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, _THREE_DIGITS)),
     **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), _BLOOM_PRE),
     "viking": PreTokenizer((_BLOOM, r"\p{N}")),
-    "superbpe": PreTokenizer((r"\p{N}+", r"(?=(?:[0-9]{3})+(?![0-9]))")),
+    "superbpe": PreTokenizer((r"\p{N}+",), digit_groups=True),
     "chameleon": PreTokenizer(_CHAMELEON, add_bos=True),
     **dict.fromkeys(("gemma4", "granite-embed-multi-311m"), _GEMMA4_PRE),
     "sarvam-moe": PreTokenizer((_LINE_RUNS,), byte_level=False, escape_space=True),

@@ -15,7 +15,7 @@ from enum import IntEnum
 from strata.errors import ModelError
 from strata.text.metadata import Metadata, read_array, read_int, read_str
 
-__all__ = ["DEFAULT_IDS", "TokenKind", "Vocabulary"]
+__all__ = ["ALL_NAMES", "DEFAULT_IDS", "TokenKind", "Vocabulary"]
 
 
 class TokenKind(IntEnum):
@@ -120,6 +120,8 @@ _END_NAMES = (
     "[e~[",
     "<|ifm|im_end|>",
 )
+ALL_NAMES = (*_END_NAMES, *(name for names in _FIM_NAMES.values() for name in names))
+"""Token texts that mean something here whatever the metadata says."""
 # Part of the answer's structure, so they are shown like ordinary text.
 _ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 

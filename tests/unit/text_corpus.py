@@ -280,9 +280,9 @@ _CODE = [
     "for (int i = 0; i < n; ++i) { a[i] = b[i]; }",
     "if __name__ == '__main__':\n\tmain()\n",
     'printf("%d\\n", x);',
-    "<div class=\"a\">text</div>",
+    '<div class="a">text</div>',
     "SELECT * FROM t WHERE a='b' AND c>=10;",
-    "{\"key\": [1, 2.5, null, true]}",
+    '{"key": [1, 2.5, null, true]}',
     "# comment\n\n\n## heading\n",
     "```python\nprint('hi')\n```",
     "let f = |x| x?.y ?? z;",
@@ -298,7 +298,7 @@ _CODE = [
     "@decorator\nclass A(B): pass",
 ]
 
-_LOOKALIKES = [
+LOOKALIKES = [
     "<|im_start|>",
     "<|im_end|>",
     "<|im_end|",
@@ -330,5 +330,5 @@ _LOOKALIKES = [
 ]
 
 CASES: tuple[str, ...] = tuple(
-    dict.fromkeys(_WHITE_SPACE + _NUMBERS + _WORDS + _SCRIPTS + _SYMBOLS + _CODE + _LOOKALIKES)
+    dict.fromkeys(_WHITE_SPACE + _NUMBERS + _WORDS + _SCRIPTS + _SYMBOLS + _CODE + LOOKALIKES)
 )

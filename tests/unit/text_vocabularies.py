@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-from text_corpus import CASES
+from text_corpus import CASES, LOOKALIKES
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
@@ -22,7 +22,8 @@ _MAX_PIECE_CHARS = 80
 
 
 def _ordinary_cases() -> list[str]:
-    return [case for case in CASES if "<0x" not in case and not any(special in case for special in SPECIALS)]
+    """Training text without the spelling of any special token."""
+    return [case for case in CASES if case not in LOOKALIKES]
 
 
 def _train(engine: Tokenizer, texts: Iterable[str], **options: Any) -> tuple[list[str], list[str]]:
