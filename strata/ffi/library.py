@@ -104,5 +104,7 @@ def _places() -> Iterator[Path]:
 
 def _size(name: str) -> int:
     """sizeof a struct; -1 for the opaque ones."""
-    kind = ffi.typeof(name)
-    return int(ffi.sizeof(kind)) if kind.fields is not None else -1
+    try:
+        return int(ffi.sizeof(name))
+    except ffi.error:
+        return -1
