@@ -341,7 +341,8 @@ struct Q80 {
 // Runs one tile of T tokens on one group and writes the rows that exist.
 template <class Type>
 struct Tile {
-  template <int T>
+  static constexpr int kMaxTokens = 4;
+  template <int T, int R>
   static void run(const MatmulArgs& args, const uint8_t* group, int64_t row, int64_t token) {
     const uint8_t* acts[T];
     for (int t = 0; t < T; t++) acts[t] = act_row(args, token + t);
@@ -358,7 +359,7 @@ struct Tile {
 
 template <class Type>
 void matmul(const MatmulArgs& args) {
-  for_each_tile<Tile<Type>, 4>(args, Type::group_bytes(args.w.n_cols));
+  for_each_tile<Tile<Type>, 1>(args, Type::group_bytes(args.w.n_cols));
 }
 
 }  // namespace

@@ -23,27 +23,38 @@ static __attribute__((always_inline)) inline void prefetch_block(const uint8_t* 
   for (int64_t i = 0; i < n_bytes; i += 64) __builtin_prefetch(p + kPrefetchBytes + i, 0, 3);
 }
 
-// Calls Tile::run<T>(args, group, row, token) for every group of rows and every
-// token; T is kMaxTile or a smaller power of two at the end. Which tile a token
-// falls into changes nothing in its bits.
-template <class Tile, int kMaxTile>
+// All tokens of [token, end) on R groups, in tiles of 8 (where the kernel has them), 4, 2 and 1.
+template <class Tile, int R>
+static inline void run_tokens(const MatmulArgs& args, const uint8_t* group, int64_t row, int64_t token, int64_t end) {
+  if constexpr (Tile::kMaxTokens >= 8 && R > 1) {
+    for (; token + 8 <= end; token += 8) Tile::template run<8, R>(args, group, row, token);
+  }
+  for (; token + 4 <= end; token += 4) Tile::template run<4, R>(args, group, row, token);
+  if (token + 2 <= end) {
+    Tile::template run<2, R>(args, group, row, token);
+    token += 2;
+  }
+  if (token < end) Tile::template run<1, R>(args, group, row, token);
+}
+
+// Calls Tile::run<T, R>(args, group, row, token) until every group of rows has met every token. R is kMaxGroups when
+// there are tokens enough, else 1: one token reads the weights as one stream. Which tile a row and a token fall into
+// changes nothing in their bits.
+template <class Tile, int kMaxGroups>
 static inline void for_each_tile(const MatmulArgs& args, int64_t group_bytes) {
-  int64_t chunk = kTokenChunkBytes / args.act_stride / kMaxTile * kMaxTile;
-  if (chunk < kMaxTile) chunk = kMaxTile;
+  int64_t chunk = kTokenChunkBytes / args.act_stride / 8 * 8;
+  if (chunk < 8) chunk = 8;
   for (int64_t first = 0; first < args.n_tokens; first += chunk) {
     const int64_t end = first + chunk < args.n_tokens ? first + chunk : args.n_tokens;
-    for (int64_t row = args.row_begin; row < args.row_end; row += kGroupRows) {
-      const uint8_t* group = args.w.data + row / kGroupRows * group_bytes;
-      int64_t token = first;
-      if constexpr (kMaxTile >= 8) {
-        for (; token + 8 <= end; token += 8) Tile::template run<8>(args, group, row, token);
+    int64_t row = args.row_begin;
+    if (kMaxGroups > 1 && end - first >= 2) {
+      for (; row + (kMaxGroups - 1) * kGroupRows < args.row_end; row += kMaxGroups * kGroupRows) {
+        const uint8_t* group = args.w.data + row / kGroupRows * group_bytes;
+        run_tokens<Tile, kMaxGroups>(args, group, row, first, end);
       }
-      for (; token + 4 <= end; token += 4) Tile::template run<4>(args, group, row, token);
-      if (token + 2 <= end) {
-        Tile::template run<2>(args, group, row, token);
-        token += 2;
-      }
-      if (token < end) Tile::template run<1>(args, group, row, token);
+    }
+    for (; row < args.row_end; row += kGroupRows) {
+      run_tokens<Tile, 1>(args, args.w.data + row / kGroupRows * group_bytes, row, first, end);
     }
   }
 }
