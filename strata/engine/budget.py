@@ -52,20 +52,25 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         need = self.total(Place.RAM) + self.total(Place.PINNED)
         if need <= self.ram_limit_bytes:
             return
-        parts = " + ".join(f"{line.name} {_gib(line.n_bytes)}" for line in self.lines if line.place is not Place.MAPPED)
+        parts = " + ".join(
+            f"{line.name} {gib_text(line.n_bytes)}" for line in self.lines if line.place is not Place.MAPPED
+        )
         raise MemoryPlanError(
-            f"the plan needs {_gib(need)} of RAM ({parts}), {_gib(self.ram_limit_bytes)} may be used "
-            f"({self.ram_limit_source}): {_gib(need - self.ram_limit_bytes)} too much. A smaller --ctx-size or "
-            "--kv-type q8_0 shrinks the cache; --load mapped leaves the experts in the file (slower)"
+            f"the plan needs {gib_text(need)} of RAM ({parts}), {gib_text(self.ram_limit_bytes)} may be used "
+            f"({self.ram_limit_source}): {gib_text(need - self.ram_limit_bytes)} too much. A smaller --ctx-size or "
+            "--kv-type q8_0 shrinks the cache; --load-mode mapped leaves the experts in the file (slower)"
         )
 
     def text(self) -> str:
         """The plan as it is printed."""
         rows = [
-            f"  {line.name:<26} {line.place:<7} {_gib(line.n_bytes):>12}  {line.note}".rstrip() for line in self.lines
+            f"  {line.name:<26} {line.place:<7} {gib_text(line.n_bytes):>12}  {line.note}".rstrip()
+            for line in self.lines
         ]
-        rows.append(f"  {'resident in RAM':<26} {'':<7} {_gib(self.total(Place.RAM) + self.total(Place.PINNED)):>12}")
-        rows.append(f"  {'may be used':<26} {'':<7} {_gib(self.ram_limit_bytes):>12}  {self.ram_limit_source}")
+        rows.append(
+            f"  {'resident in RAM':<26} {'':<7} {gib_text(self.total(Place.RAM) + self.total(Place.PINNED)):>12}"
+        )
+        rows.append(f"  {'may be used':<26} {'':<7} {gib_text(self.ram_limit_bytes):>12}  {self.ram_limit_source}")
         rows.extend(f"  note: {note}" for note in self.notes)
         return "\n".join(rows)
 
@@ -87,23 +92,23 @@ def ram_limit(machine: MachineMemory, asked_bytes: int | None) -> tuple[int, str
         room = machine.cgroup_limit_bytes - max(KEEP_FREE_MIN_BYTES // 2, int(machine.cgroup_limit_bytes * 0.05))
         return max(room, 0), "cgroup limit less a reserve"
     keep = max(KEEP_FREE_MIN_BYTES, int(machine.total_bytes * KEEP_FREE_FRAC))
-    return max(machine.available_bytes - keep, 0), f"available now less {_gib(keep)} for the rest of the machine"
+    return max(machine.available_bytes - keep, 0), f"available now less {gib_text(keep)} for the rest of the machine"
 
 
 def choose_ctx(n_ctx_train: int, asked: int | None, kv_bytes_per_block: int, room_bytes: int) -> tuple[int, str | None]:
     """Positions of the longest sequence, and a note when the choice was narrowed.
 
-    asked 0 means the model's own context. Without a wish: the model's context, at most DEFAULT_CTX_MAX, and at most
-    what fits in half the room that is left beside the weights.
+    Without a wish: the model's context, at most DEFAULT_CTX_MAX, and at most what fits in half the room that is left
+    beside the weights.
     """
     if asked is not None:
-        return (asked or n_ctx_train), None
+        return asked, None
     n_ctx = min(n_ctx_train, DEFAULT_CTX_MAX)
     fits = max(room_bytes // 2 // max(kv_bytes_per_block, 1), 1) * KV_BLOCK_TOKENS
     if fits < n_ctx:
         return fits, f"context cut to {fits} tokens: its cache may take half of the room left beside the weights"
     if n_ctx < n_ctx_train:
-        return n_ctx, f"context is {n_ctx} tokens; the model allows {n_ctx_train} (--ctx-size 0)"
+        return n_ctx, f"context is {n_ctx} tokens; the model allows {n_ctx_train} (--ctx-size N asks for more)"
     return n_ctx, None
 
 
@@ -112,5 +117,5 @@ def n_kv_blocks(n_ctx: int) -> int:
     return (n_ctx + KV_BLOCK_TOKENS - 1) // KV_BLOCK_TOKENS
 
 
-def _gib(n_bytes: int) -> str:
+def gib_text(n_bytes: int) -> str:
     return f"{n_bytes / GIB:.2f} GiB" if abs(n_bytes) >= GIB // 10 else f"{n_bytes / MIB:.1f} MiB"

@@ -1,0 +1,141 @@
+"""`strata bench`: prompt and decode speed with forced tokens, beside what the memory gives.
+
+Decoding reads every active weight once a token, so its floor is bytes over bandwidth; the report says which share of
+the measured read rate was reached. Tokens are forced from a fixed list: a random model's own output would loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import msgspec
+import trio
+from tqdm import tqdm
+
+from strata import runtime
+from strata.cli.options import add_model, add_settings, positive, settings
+from strata.engine.backend import KV_BLOCK_TOKENS, Backend, BatchRow, SampleSpec, StepBatch
+from strata.engine.offline import run_step
+from strata.machine import Machine, describe_machine, source_commit
+from strata.types import SamplingParams
+
+GREEDY = SampleSpec(params=SamplingParams(temperature=0.0), seed=0, counter=0)
+
+
+class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of JSON. Rates are medians over the repetitions; bytes are of one decoded token."""
+
+    model: str
+    backend: str
+    kv_type: str
+    n_threads: int
+    n_prompt: int
+    n_decode: int
+    prompt_tok_s: float
+    decode_tok_s: float
+    prompt_samples: tuple[float, ...]
+    decode_samples: tuple[float, ...]
+    read_bytes_per_tok: int
+    read_bytes_per_s: float
+    memory_bytes_per_s: float
+    bandwidth_frac: float
+    machine: Machine
+    commit: str
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("bench", help="measure prompt and decode speed", description=__doc__)
+    add_model(parser)
+    parser.add_argument("-p", "--n-prompt", type=positive, default=512, metavar="N", help="prompt tokens (512)")
+    parser.add_argument("-n", "--n-decode", type=positive, default=128, metavar="N", help="decoded tokens (128)")
+    parser.add_argument("-r", "--repetitions", type=positive, default=3, metavar="N", help="measured runs (3)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON on one last line")
+    add_settings(parser, ("model", "engine"))
+    parser.set_defaults(handler=bench)
+
+
+def forced_tokens(n: int, n_vocab: int) -> tuple[int, ...]:
+    """A fixed list of n token ids, spread over the vocabulary (multiplicative hashing, Knuth's constant)."""
+    return tuple(((i + 1) * 2654435761 % 2**32 >> 4) % n_vocab for i in range(n))
+
+
+def bench(args: argparse.Namespace) -> int:
+    config = settings(args)
+    with runtime.open_source(config, args.synthetic, args.layers) as source:
+        return trio.run(_bench, args, config, source)
+
+
+async def _bench(args: argparse.Namespace, config: runtime.Config, source: runtime.Source) -> int:
+    n_ctx = args.n_prompt + args.n_decode
+    async with runtime.open_bench(config, source, n_ctx=n_ctx) as opened:
+        tokens = forced_tokens(n_ctx, opened.backend.limits.n_vocab)
+        runs: list[_Run] = []
+        with tqdm(total=args.repetitions + 1, desc="bench", unit="run") as bar:
+            for i in range(args.repetitions + 1):
+                run = await _measure(opened.backend, tokens[: args.n_prompt], tokens[args.n_prompt :])
+                if i > 0:  # the first one warms caches and threads
+                    runs.append(run)
+                bar.update()
+        memory_bytes_per_s = await trio.to_thread.run_sync(runtime.measure_read, opened.prepared.run.n_threads)
+        result = _result(args, opened, runs, memory_bytes_per_s)
+    print(
+        f"{result.model}: prompt {result.prompt_tok_s:.1f} tok/s, decode {result.decode_tok_s:.2f} tok/s, "
+        f"{result.read_bytes_per_tok / 1e6:.1f} MB read per token = {result.read_bytes_per_s / 1e9:.1f} of "
+        f"{result.memory_bytes_per_s / 1e9:.1f} GB/s ({result.bandwidth_frac:.0%}), {result.n_threads} threads"
+    )
+    if args.json:
+        print(msgspec.json.encode(result).decode())
+    return 0
+
+
+class _Run(msgspec.Struct, frozen=True):
+    prompt_s: float
+    decode_s: float
+    decode_weight_bytes: int
+
+
+async def _measure(backend: Backend, prompt: tuple[int, ...], forced: tuple[int, ...]) -> _Run:
+    blocks = tuple(range((len(prompt) + len(forced) + KV_BLOCK_TOKENS - 1) // KV_BLOCK_TOKENS))
+
+    def step(tokens: tuple[int, ...], first_pos: int) -> StepBatch:
+        n_blocks = (first_pos + len(tokens) + KV_BLOCK_TOKENS - 1) // KV_BLOCK_TOKENS
+        row = BatchRow(seq_id=0, tokens=tokens, first_pos=first_pos, blocks=blocks[:n_blocks], sample=GREEDY)
+        return StepBatch(rows=(row,))
+
+    started = time.perf_counter()
+    for first in range(0, len(prompt), backend.limits.n_batch):
+        await run_step(backend, step(prompt[first : first + backend.limits.n_batch], first))
+    between = time.perf_counter()
+    n_bytes = 0
+    for i, token in enumerate(forced):
+        n_bytes += (await run_step(backend, step((token,), len(prompt) + i))).weight_bytes
+    return _Run(between - started, time.perf_counter() - between, n_bytes)
+
+
+def _result(
+    args: argparse.Namespace, opened: runtime.Opened, runs: list[_Run], memory_bytes_per_s: float
+) -> BenchResult:
+    prompt = tuple(args.n_prompt / run.prompt_s for run in runs)
+    decode = tuple(args.n_decode / run.decode_s for run in runs)
+    per_token = runs[-1].decode_weight_bytes / args.n_decode
+    decode_tok_s = statistics.median(decode)
+    return BenchResult(
+        model=opened.model,
+        backend=opened.backend.name,
+        kv_type=opened.prepared.run.kv_type,
+        n_threads=opened.prepared.run.n_threads,
+        n_prompt=args.n_prompt,
+        n_decode=args.n_decode,
+        prompt_tok_s=statistics.median(prompt),
+        decode_tok_s=decode_tok_s,
+        prompt_samples=prompt,
+        decode_samples=decode,
+        read_bytes_per_tok=round(per_token),
+        read_bytes_per_s=per_token * decode_tok_s,
+        memory_bytes_per_s=memory_bytes_per_s,
+        bandwidth_frac=per_token * decode_tok_s / memory_bytes_per_s,
+        machine=describe_machine(runtime.cpu_tier(), runtime.cpu_count()),
+        commit=source_commit(),
+    )

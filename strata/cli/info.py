@@ -1,0 +1,61 @@
+"""`strata plan`, `strata inspect` and `strata archs`: what would happen, without running anything."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+
+from strata import runtime
+from strata.arch import report
+from strata.arch.registry import Registry
+from strata.cli.options import add_model, add_settings, settings
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("plan", help="print the memory ledger")
+    add_model(parser)
+    add_settings(parser, ("model", "engine"))
+    parser.add_argument("--json", action="store_true", help="the ledger as JSON")
+    parser.set_defaults(handler=plan)
+
+    parser = commands.add_parser("inspect", help="show what of a file is bound, ignored or missing")
+    add_model(parser)
+    add_settings(parser, ("model",))
+    parser.add_argument("--json", action="store_true", help="the binding as JSON")
+    parser.set_defaults(handler=inspect)
+
+    parser = commands.add_parser("archs", help="list the installed architectures")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(handler=archs)
+
+
+def plan(args: argparse.Namespace) -> int:
+    config = settings(args)
+    with runtime.open_source(config, args.synthetic, args.layers) as source:
+        prepared = runtime.prepare_serving(config, source)
+    if args.json:
+        print(msgspec.json.encode(prepared.ledger).decode())
+    else:
+        print(runtime.plan_text(prepared))
+    prepared.ledger.check()
+    return 0
+
+
+def inspect(args: argparse.Namespace) -> int:
+    config = settings(args)
+    with runtime.open_source(config, args.synthetic, args.layers) as source:
+        binding = runtime.inspect(config, source)
+    print(msgspec.json.encode(binding).decode() if args.json else report.binding_report(binding))
+    return int(bool(binding.missing or binding.wrong or binding.unexpected))
+
+
+def archs(args: argparse.Namespace) -> int:
+    rows = Registry().listing()
+    if args.json:
+        print(msgspec.json.encode(rows).decode())
+        return 0
+    width = max((len(row.name) for row in rows), default=0)
+    for row in rows:
+        print(f"{row.name:<{width}}  {row.state:<9}  {row.distribution:<14}  {row.detail}")
+    return 0
