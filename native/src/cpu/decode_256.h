@@ -202,16 +202,24 @@ STRATA_LANE void store_pair(uint64_t first, uint64_t second, int8_t* q) {
   memcpy(q + 8, &second, sizeof second);
 #endif
 }
-// Eight positive bytes, negated where the byte's bit of `signs` is set. No byte may be zero.
-STRATA_LANE uint64_t with_signs(uint64_t bytes, uint32_t signs) {
-  const uint64_t spread = signs * 0x0101010101010101ull & 0x8040201008040201ull;
-  const uint64_t ones = (spread + 0x7f7f7f7f7f7f7f7full) >> 7 & 0x0101010101010101ull;
-  return (bytes ^ ones * 0xff) + ones;
+// The same with values negated where their bit of `signs` is set, bit 0 for the first byte. No byte may be -128.
+STRATA_LANE void store_signed_pair(uint64_t first, uint64_t second, uint32_t signs, int8_t* q) {
+#if defined(__AVX2__)
+  const __m128i value = _mm_set_epi64x(static_cast<int64_t>(second), static_cast<int64_t>(first));
+  const __m128i mask = _mm_cmpeq_epi8(fifth_bits(signs), _mm_set1_epi8(16));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(q), _mm_sub_epi8(_mm_xor_si128(value, mask), mask));
+#else
+  store_pair(first, second, q);
+  for (int i = 0; i < 16; ++i) q[i] = static_cast<int8_t>(signs >> i & 1 ? -q[i] : q[i]);
+#endif
 }
 // Seven stored sign bits; the eighth makes their number even.
 STRATA_LANE uint32_t with_parity(uint32_t signs7) {
   return signs7 | static_cast<uint32_t>(__builtin_popcount(signs7) & 1) << 7;
 }
+
+// Signs of 16 values from 14 stored bits.
+STRATA_LANE uint32_t parity_pair(uint32_t bits) { return with_parity(bits & 127) | with_parity(bits >> 7 & 127) << 8; }
 
 struct DecodeIq2Xxs {  // d, then for each 32 values four grid bytes and a word: scale 4 bits, signs 4 x 7 bits
   static constexpr int32_t kType = 16;
@@ -223,10 +231,9 @@ struct DecodeIq2Xxs {  // d, then for each 32 values four grid bytes and a word:
       const uint8_t* part = block + 2 + 8 * j;
       const auto word = load_as<uint32_t>(part + 4);
       out.scale[2 * j] = out.scale[2 * j + 1] = static_cast<int16_t>(2 * (word >> 28) + 1);
-      uint64_t q[4];
-      for (int k = 0; k < 4; ++k) q[k] = with_signs(iq::kTables.iq2xxs[part[k]], with_parity(word >> (7 * k) & 127));
-      store_pair(q[0], q[1], out.q + 32 * j);
-      store_pair(q[2], q[3], out.q + 32 * j + 16);
+      for (int k = 0; k < 4; k += 2)
+        store_signed_pair(iq::kTables.iq2xxs[part[k]], iq::kTables.iq2xxs[part[k + 1]], parity_pair(word >> (7 * k)),
+                          out.q + 32 * j + 8 * k);
     }
   }
 };
@@ -240,11 +247,11 @@ struct DecodeIq2Xs {  // d, 32 words of 9 grid bits and 7 sign bits, scales[8]
   STRATA_LANE void decode(const uint8_t* block, SuperBlock& out) {
     out.d = load_half(block) * 0.125f;
     odd_scales(block + 66, out);
-    const auto point = [&](int k) {
-      const auto word = load_as<uint16_t>(block + 2 + 2 * k);
-      return with_signs(iq::kTables.iq2xs[word & 511], with_parity(word >> 9));
-    };
-    for (int k = 0; k < 32; k += 2) store_pair(point(k), point(k + 1), out.q + 8 * k);
+    for (int k = 0; k < 32; k += 2) {
+      const auto words = load_as<uint32_t>(block + 2 + 2 * k);
+      const uint32_t signs = with_parity(words >> 9 & 127) | with_parity(words >> 25) << 8;
+      store_signed_pair(iq::kTables.iq2xs[words & 511], iq::kTables.iq2xs[words >> 16 & 511], signs, out.q + 8 * k);
+    }
   }
 };
 struct DecodeIq2S {  // d qs[32] signs[32] qh[8] scales[8]
@@ -255,10 +262,10 @@ struct DecodeIq2S {  // d qs[32] signs[32] qh[8] scales[8]
     out.d = load_half(block) * 0.125f;
     odd_scales(block + 74, out);
     const auto point = [&](int k) {
-      const int index = block[2 + k] | (block[66 + k / 4] >> (k % 4 * 2) & 3) << 8;
-      return with_signs(iq::kTables.iq2s[index], block[34 + k]);
+      return iq::kTables.iq2s[block[2 + k] | (block[66 + k / 4] >> (k % 4 * 2) & 3) << 8];
     };
-    for (int k = 0; k < 32; k += 2) store_pair(point(k), point(k + 1), out.q + 8 * k);
+    for (int k = 0; k < 32; k += 2)
+      store_signed_pair(point(k), point(k + 1), load_as<uint16_t>(block + 34 + k), out.q + 8 * k);
   }
 };
 struct DecodeIq3Xxs {  // d qs[64], then eight words: scale 4 bits, signs 4 x 7 bits
@@ -270,14 +277,12 @@ struct DecodeIq3Xxs {  // d qs[64], then eight words: scale 4 bits, signs 4 x 7 
     for (int j = 0; j < 8; ++j) {
       const auto word = load_as<uint32_t>(block + 66 + 4 * j);
       out.scale[2 * j] = out.scale[2 * j + 1] = static_cast<int16_t>(2 * (word >> 28) + 1);
-      uint64_t q[4];
-      for (int k = 0; k < 4; ++k) {
+      const auto points = [&](int k) {
         const uint8_t* index = block + 2 + 8 * j + 2 * k;
-        const uint64_t both = iq::kTables.iq3xxs[index[0]] | static_cast<uint64_t>(iq::kTables.iq3xxs[index[1]]) << 32;
-        q[k] = with_signs(both, with_parity(word >> (7 * k) & 127));
-      }
-      store_pair(q[0], q[1], out.q + 32 * j);
-      store_pair(q[2], q[3], out.q + 32 * j + 16);
+        return iq::kTables.iq3xxs[index[0]] | static_cast<uint64_t>(iq::kTables.iq3xxs[index[1]]) << 32;
+      };
+      for (int k = 0; k < 4; k += 2)
+        store_signed_pair(points(k), points(k + 1), parity_pair(word >> (7 * k)), out.q + 32 * j + 8 * k);
     }
   }
 };
@@ -295,10 +300,10 @@ struct DecodeIq3S {  // d qs[64] qh[8] signs[32] scales[4]
       const uint8_t* low = block + 2 + 2 * k;
       const uint32_t high = block[66 + k / 4] >> (k % 4 * 2);
       const uint32_t first = low[0] | (high & 1) << 8, second = low[1] | (high >> 1 & 1) << 8;
-      const uint64_t both = iq::kTables.iq3s[first] | static_cast<uint64_t>(iq::kTables.iq3s[second]) << 32;
-      return with_signs(both, block[74 + k]);
+      return iq::kTables.iq3s[first] | static_cast<uint64_t>(iq::kTables.iq3s[second]) << 32;
     };
-    for (int k = 0; k < 32; k += 2) store_pair(points(k), points(k + 1), out.q + 8 * k);
+    for (int k = 0; k < 32; k += 2)
+      store_signed_pair(points(k), points(k + 1), load_as<uint16_t>(block + 74 + k), out.q + 8 * k);
   }
 };
 
