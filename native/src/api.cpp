@@ -6,16 +6,8 @@
 #include "base/measure.h"
 #include "base/threads.h"
 #include "cpu/kernels.h"
-#include "engine/engine.h"
-#include "model/model.h"
+#include "handles.h"
 #include "strata.h"
-
-struct strata_model {
-  strata::Model model;
-};
-struct strata_engine {
-  strata::Engine engine;
-};
 
 namespace {
 
