@@ -19,6 +19,9 @@ PY_FUNCTION_MAX = 60
 CPP_FUNCTION_MAX = 80
 KERNEL_MAX = 150
 HEADER_MAX = 600
+_NO_FUNCTION = re.compile(
+    r"(namespace|struct|class|enum|union|extern|static const|const|constexpr|alignas|inline const)\b.*[^)]\s*\{$"
+)
 
 
 def exceptions() -> dict[str, str]:
@@ -51,7 +54,7 @@ def cpp_problems(path: Path) -> list[str]:
     start = None
     for i, line in enumerate(lines):
         opens = line.endswith("{") and not line.startswith((" ", "}", "#", "/"))
-        if opens and not re.match(r"(namespace|struct|class|enum|union|extern|static const|const|constexpr|alignas|inline const)\b.*[^)]\s*\{$", line):
+        if opens and not _NO_FUNCTION.match(line):
             start = i
         if line.startswith("}") and start is not None:
             n, limit = i - start + 1, KERNEL_MAX if re.search(r"\bk_\w+\(|Kernel", lines[start]) else CPP_FUNCTION_MAX
@@ -70,7 +73,8 @@ def arch_names() -> set[str]:
 
 def name_problems(path: Path, names: set[str]) -> list[str]:
     text = path.read_text()
-    return [f"names the architecture {name}" for name in sorted(names) if re.search(rf"[\"']{re.escape(name)}[\"']", text)]
+    found = (name for name in sorted(names) if re.search(rf"[\"']{re.escape(name)}[\"']", text))
+    return [f"names the architecture {name}" for name in found]
 
 
 def main() -> int:
