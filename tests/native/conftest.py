@@ -16,13 +16,16 @@ LIBRARY = ROOT / "build" / "native-tests" / "libstrata_test.so"
 HEADERS = tuple(ROOT / "native" / "include" / name for name in ("strata_test.h", "strata_test_generic.h"))
 
 
-def declarations() -> str:
-    """Return the marked regions of the hooks' headers."""
+ABI_HEADERS = tuple(ROOT / "native" / "include" / name for name in ("strata.h", "strata_test_ops.h"))
+
+
+def declarations(headers: tuple[Path, ...] = HEADERS) -> str:
+    """Return the marked regions of headers."""
     regions = []
-    for header in HEADERS:
+    for header in headers:
         region = header.read_text(encoding="utf-8").split("/* cffi: begin", 1)[1].split("*/", 1)[1]
         regions.append(region.split("/* cffi: end */", 1)[0])
-    return "".join(regions)
+    return "".join(regions).replace("STRATA_API ", "")
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +42,19 @@ def native(ffi: cffi.FFI) -> Any:
     if not LIBRARY.exists():
         pytest.skip(f"{LIBRARY.relative_to(ROOT)} is not built")
     return ffi.dlopen(str(LIBRARY))
+
+
+@pytest.fixture(scope="session")
+def abi_ffi() -> cffi.FFI:
+    """Return a cffi instance that knows the public ABI and the sampler's hooks."""
+    instance = cffi.FFI()
+    instance.cdef(declarations(ABI_HEADERS))
+    return instance
+
+
+@pytest.fixture(scope="session")
+def abi(abi_ffi: cffi.FFI) -> Any:
+    """Return libstrata_test with the public ABI, or skip the test."""
+    if not LIBRARY.exists():
+        pytest.skip(f"{LIBRARY.relative_to(ROOT)} is not built")
+    return abi_ffi.dlopen(str(LIBRARY))
