@@ -38,10 +38,11 @@ class Detokenizer:
         return tail
 
     def _bytes_of(self, token_id: int) -> bytes:
-        if self._tokenizer.is_hidden(token_id) and not self._special:
+        hidden = self._tokenizer.is_hidden(token_id)
+        if hidden and not self._special:
             return b""
         piece = self._tokenizer.token_bytes(token_id)
-        if self._strips_space and token_id != self._tokenizer.bos_id:
+        if self._strips_space and not hidden:
             self._strips_space = False
             return piece.removeprefix(b" ")
         return piece

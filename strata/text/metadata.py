@@ -33,7 +33,8 @@ def read_bool(meta: Metadata, source: str, key: str, *, default: bool) -> bool:
     value = meta.get(key)
     if value is None:
         return default
-    if isinstance(value, bool) or type(value).__name__ == "bool_":
+    # numpy's boolean is no bool; its class has had both names
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
         return bool(value)
     raise _wrong(source, key, value, "true or false")
 

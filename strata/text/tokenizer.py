@@ -207,12 +207,14 @@ class Tokenizer:
         The space that a SentencePiece vocabulary puts before the first word is taken off again.
         Raises: RequestError for an id outside the vocabulary.
         """
-        start = 1 if ids and ids[0] == self.bos_id else 0
-        parts = [self.token_bytes(i) for i in ids[:start] if special]
-        for position, token_id in enumerate(ids[start:]):
-            if special or not self.is_hidden(token_id):
+        parts: list[bytes] = []
+        at_start = self.add_space_prefix
+        for token_id in ids:
+            hidden = self.is_hidden(token_id)
+            if special or not hidden:
                 piece = self.token_bytes(token_id)
-                parts.append(piece.removeprefix(b" ") if position == 0 and self.add_space_prefix else piece)
+                parts.append(piece.removeprefix(b" ") if at_start and not hidden else piece)
+            at_start = at_start and hidden
         return b"".join(parts).decode("utf-8", errors="replace")
 
     def _encode_text(self, text: str, parse_special: bool, literal_spans: Sequence[Span]) -> list[int]:
