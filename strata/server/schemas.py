@@ -22,7 +22,7 @@ log = logging.getLogger("strata.server")
 T = TypeVar("T", bound=msgspec.Struct)
 
 _PATH = re.compile(r"^(?P<what>.*) - at `(?P<path>\$.*)`$", re.DOTALL)
-_STEP = re.compile(r"\.(\w+)|\[(\d+)\]|\[\.\.\.\]")
+_STEP = re.compile(r"(?:^|\.)(\w+)|\[(\d+)\]|\[\.\.\.\]")
 _SHOWN_CHARS = 80
 
 
@@ -72,14 +72,15 @@ def _check_known(name: str, value: Any, schema: type[msgspec.Struct], refusals: 
 def _bad_field(message: str, raw: dict[str, Any]) -> RequestError:
     """Turn msgspec's message into one that names the field as the client wrote it, and its value."""
     match = _PATH.match(message)
-    if match is None:
-        return RequestError(message)
-    what, path = match["what"].replace("`", ""), match["path"].removeprefix("$.")
+    what = (match["what"] if match else message).replace("`", "")
+    path = match["path"].removeprefix("$").removeprefix(".") if match else ""
     missing = re.search(r"missing required field (\w+)", what)
     if missing is not None:
-        name = f"{path}.{missing[1]}" if path != "$" else missing[1]
+        name = f"{path}.{missing[1]}" if path else missing[1]
         return BadField(name, f"{name} is missing")
-    value = _look_up(raw, match["path"])
+    if not path:
+        return RequestError(what)
+    value = _look_up(raw, path)
     return BadField(path, f"{path} is {shown(value)}; {what[:1].lower()}{what[1:]}")
 
 

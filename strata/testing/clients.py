@@ -114,15 +114,25 @@ class HttpClient:
         await self.send(method, path, body, headers=headers)
         return await self.answer()
 
-    async def send(self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None) -> None:
-        """Send a request without waiting for its answer."""
+    async def send(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        n_missing: int = 0,
+    ) -> None:
+        """Send a request without waiting for its answer; the last `n_missing` bytes it announces never come."""
         if self._http.our_state is h11.DONE:
             self._http.start_next_cycle()
         raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        all_headers = {"host": "test", "content-length": str(len(raw)), **(headers or {})}
-        head = h11.Request(method=method, target=path, headers=list(all_headers.items()))
-        data = [self._http.send(event) or b"" for event in (head, h11.Data(data=raw), h11.EndOfMessage())]
-        await self._stream.send_all(b"".join(data))
+        all_headers = {"host": "test", "content-length": str(len(raw) + n_missing), **(headers or {})}
+        events: list[h11.Event] = [h11.Request(method=method, target=path, headers=list(all_headers.items()))]
+        events.append(h11.Data(data=raw))
+        if not n_missing:
+            events.append(h11.EndOfMessage())
+        await self._stream.send_all(b"".join(self._http.send(event) or b"" for event in events))
 
     async def answer(self) -> HttpAnswer:
         """Wait for the head of the answer."""
@@ -159,6 +169,7 @@ class MemoryServer:
 
     def __init__(self, app: App, nursery: trio.Nursery) -> None:
         self.app = app
+        self.clients: list[HttpClient] = []
         self._nursery = nursery
         self._config = http_config("memory")
         self._context = hypercorn.trio.worker_context.WorkerContext(None)
@@ -173,15 +184,22 @@ class MemoryServer:
         wrapped = hypercorn.utils.wrap_app(self.app.asgi, self._config.wsgi_max_body_size, "asgi")
         server: Any = hypercorn.trio.tcp_server.TCPServer
         self._nursery.start_soon(server(wrapped, self._config, self._context, {}, theirs).run)
-        return HttpClient(ours)
+        self.clients.append(HttpClient(ours))
+        return self.clients[-1]
 
 
 @asynccontextmanager
 async def memory_server(app: App) -> AsyncGenerator[MemoryServer]:
     """Serve `app` in memory for the block; connections are cut at its end."""
     async with trio.open_nursery() as nursery:
-        yield MemoryServer(app, nursery)
-        nursery.cancel_scope.cancel()
+        server = MemoryServer(app, nursery)
+        try:
+            yield server
+        finally:  # the HTTP server shields its sends: only the other side's end interrupts one that hangs
+            nursery.cancel_scope.cancel()
+            with trio.CancelScope(shield=True):
+                for client in server.clients:
+                    await client.aclose()
 
 
 # ---- on a socket ----------------------------------------------------------------------------------------------

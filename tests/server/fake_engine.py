@@ -78,7 +78,7 @@ class Wait:
         self.seconds = seconds
 
 
-HANG = Wait(float("inf"))
+HANG = Wait(float("inf"))  # only an abort ends it
 Script = Sequence[Delta | PrefillProgress | Wait | Exception]
 
 
@@ -118,22 +118,23 @@ class FakeStream:
             self._engine.aborts.append((self.request.request_id, reason))
 
     def __aiter__(self) -> AsyncIterator[Delta | PrefillProgress]:
-        return self._items()
+        return self
 
-    async def _items(self) -> AsyncIterator[Delta | PrefillProgress]:
-        for item in self._script:
-            if isinstance(item, Wait):
-                with trio.move_on_after(item.seconds):
-                    await self.aborted.wait()
-                    yield Delta(finish=FinishReason.ABORTED, usage=Usage(n_prompt=len(self.request.prompt)))
-                    return
-            elif isinstance(item, Exception):
-                self.is_over = True
-                raise item
-            else:
-                await trio.lowlevel.checkpoint()
-                self.is_over = isinstance(item, Delta) and item.finish is not None
-                yield item
+    async def __anext__(self) -> Delta | PrefillProgress:
+        await trio.lowlevel.checkpoint()
+        item = next(self._script, None)
+        while isinstance(item, Wait):
+            with trio.move_on_after(item.seconds):
+                await self.aborted.wait()
+            item = next(self._script, None)
+        if self.is_over or item is None:
+            raise StopAsyncIteration
+        if self.aborted.is_set():
+            item = Delta(finish=FinishReason.ABORTED, usage=Usage(n_prompt=len(self.request.prompt)))
+        self.is_over = isinstance(item, Exception) or (isinstance(item, Delta) and item.finish is not None)
+        if isinstance(item, Exception):
+            raise item
+        return item
 
 
 class FakeEngine:
@@ -204,15 +205,32 @@ def fake_app(script, *, config: ServerConfig | None = None, max_seqs: int = 4, *
 
 @asynccontextmanager
 async def real_engine_app(
-    next_token, *, config: ServerConfig | None = None, step_s: float = 0.0, max_seqs: int = 2, max_waiting: int = 4
+    next_token,
+    *,
+    config: ServerConfig | None = None,
+    step_s: float = 0.0,
+    max_seqs: int = 2,
+    failures: list[StrataError] | None = None,
 ) -> AsyncIterator[tuple[App, Engine, FakeBackend]]:
-    """An application on the real engine, scheduler included, over the backend without a model."""
+    """An application on the real engine, scheduler included, over the backend without a model.
+
+    failures: takes the engine's end instead of raising it, so that the server's last words can be heard.
+    """
     limits = BackendLimits(n_ctx=256, n_batch=16, max_seqs=max_seqs, n_kv_blocks=32, n_vocab=N_VOCAB)
     backend = FakeBackend(limits, next_token, step_s=step_s)
     metrics = Metrics()
-    engine = Engine(backend, ByteTokenizer(), max_waiting=max_waiting, observer=EngineTelemetry(metrics))
+    engine = Engine(backend, ByteTokenizer(), observer=EngineTelemetry(metrics))
+
+    async def run() -> None:
+        try:
+            await engine.run()
+        except StrataError as error:
+            if failures is None:
+                raise
+            failures.append(error)
+
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.run)
+        nursery.start_soon(run)
         yield build_app(make_model(engine), config or ServerConfig(), metrics=metrics), engine, backend
         nursery.cancel_scope.cancel()
 
