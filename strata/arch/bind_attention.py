@@ -76,7 +76,7 @@ class AttentionBinder:
             n_head_kv=n_head_kv,
             head_k=self._head_k,
             head_v=self._head_v,
-            scale=1.0 / math.sqrt(self._head_k),
+            scale=keys.real(spec.scale) if spec.scale is not None else 1.0 / math.sqrt(self._head_k),
             q=q,
             k=k,
             v=v,
@@ -88,6 +88,7 @@ class AttentionBinder:
             window=self._window_size if windowed else 0,
             sinks=claims.vector(f"{lead}attn_sinks.weight", n_head) if spec.sinks else None,
             clamp=keys.real(spec.clamp, minimum=0.0) if spec.clamp is not None else 0.0,
+            softcap=keys.real(spec.softcap, minimum=0.0) if spec.softcap is not None else 0.0,
         )
 
     def _qk_norms(self, spec: Gqa, lead: str) -> tuple[BoundNorm | None, BoundNorm | None]:

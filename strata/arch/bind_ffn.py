@@ -70,10 +70,13 @@ class FfnBinder:
 
     def _moe(self, spec: Moe, lead: str) -> BoundMoe:
         width = self._keys.integer(spec.experts.width, minimum=1)
+        gated = spec.shared is not None and spec.shared.gate
+        n_embd = self._keys.dims["n_embd"]
         return BoundMoe(
             router=self._router(spec.router, lead),
             experts=self._experts(spec.experts, lead, width),
             shared=self._shared(spec.shared, lead, width) if spec.shared is not None else None,
+            shared_gate=self._claims.linear(f"{lead}ffn_gate_inp_shexp", n_embd, 1) if gated else None,
         )
 
     def _shared(self, spec: SharedExpert, lead: str, expert_width: int) -> BoundFfn:
@@ -89,7 +92,6 @@ class FfnBinder:
             gate=claims.linear(f"{lead}ffn_gate_shexp", n_embd, width),
             up=claims.linear(f"{lead}ffn_up_shexp", n_embd, width),
             down=claims.linear(f"{lead}ffn_down_shexp", width, n_embd),
-            output_gate=claims.linear(f"{lead}ffn_gate_inp_shexp", n_embd, 1) if spec.gate else None,
         )
 
     def _router(self, spec: Router, lead: str) -> BoundRouter:

@@ -114,7 +114,7 @@ class BoundRope(Bound, frozen=True, kw_only=True):
 
 
 class BoundGqa(Bound, frozen=True, kw_only=True, tag="gqa"):
-    """Grouped-query attention; window 0: none; clamp 0: none."""
+    """Grouped-query attention; window 0, clamp 0, softcap 0: none."""
 
     n_head: int
     n_head_kv: int
@@ -132,6 +132,7 @@ class BoundGqa(Bound, frozen=True, kw_only=True, tag="gqa"):
     window: int = 0
     sinks: BoundTensor | None = None
     clamp: float = 0.0
+    softcap: float = 0.0
 
 
 class BoundMla(Bound, frozen=True, kw_only=True, tag="mla"):
@@ -163,14 +164,13 @@ class BoundMla(Bound, frozen=True, kw_only=True, tag="mla"):
 
 
 class BoundFfn(Bound, frozen=True, kw_only=True, tag="dense"):
-    """down(act(gate x, up x)), times sigmoid(output_gate x) where there is one."""
+    """down(act(gate x, up x))."""
 
     act: Act
     width: int
     gate: BoundLinear
     up: BoundLinear
     down: BoundLinear
-    output_gate: BoundLinear | None = None
 
 
 class BoundRouter(Bound, frozen=True, kw_only=True):
@@ -204,11 +204,12 @@ class BoundExperts(Bound, frozen=True, kw_only=True):
 
 
 class BoundMoe(Bound, frozen=True, kw_only=True, tag="moe"):
-    """Router, routed experts, and the shared expert where there is one."""
+    """Router, routed experts, and perhaps a shared expert, whose result sigmoid(shared_gate x) multiplies if given."""
 
     router: BoundRouter
     experts: BoundExperts
     shared: BoundFfn | None = None
+    shared_gate: BoundLinear | None = None
 
 
 class BoundLayer(Bound, frozen=True, kw_only=True):

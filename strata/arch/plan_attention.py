@@ -79,6 +79,7 @@ def _gqa(plan: PlanBuilder, x: Value, a: BoundGqa) -> Value:
         window_kind=int(WindowKind.STANDARD),
         causal=1,
         scale=a.scale,
+        softcap=a.softcap,
     )
     return out
 

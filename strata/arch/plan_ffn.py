@@ -8,11 +8,11 @@ from strata.arch.bound import BoundExperts, BoundFfn, BoundMoe, BoundRouter
 from strata.arch.plan_attention import emit_linears
 from strata.arch.plan_builder import PlanBuilder
 from strata.arch.plan_memory import Value
-from strata.arch.plan_tables import Act, Glu, Scores
+from strata.arch.plan_tables import Glu, Scores
 
 __all__ = ["emit_ffn"]
 
-GATED = {"silu": Glu.SILU, "gelu": Glu.GELU, "relu": Glu.RELU, "swiglu-oai": Glu.SWIGLU_OAI}
+GATED = {"silu": Glu.SILU, "gelu": Glu.GELU, "swiglu-oai": Glu.SWIGLU_OAI}
 UNGATED = {"silu": Glu.UP_SILU, "gelu": Glu.UP_GELU}
 SCORES = {
     "softmax": Scores.SOFTMAX,
@@ -31,28 +31,22 @@ def _glu_limits(act: str) -> tuple[float, float]:
 def emit_ffn(plan: PlanBuilder, x: Value, ffn: BoundFfn | BoundMoe) -> Value:
     """The FFN of the normed input x; its result has the model's width."""
     if isinstance(ffn, BoundFfn):
-        out, gate = _dense(plan, x, ffn)
-        if gate is not None:
-            plan.op("mul", [out, gate], [out], width=out.width, act=int(Act.SIGMOID), n_vec=1)
-        return out
+        return _dense(plan, x, ffn)
     return _moe(plan, x, ffn)
 
 
-def _dense(plan: PlanBuilder, x: Value, ffn: BoundFfn) -> tuple[Value, Value | None]:
-    """down(act(gate x, up x)), and the logit of its output gate."""
-    linears = [ffn.gate, ffn.up] + ([ffn.output_gate] if ffn.output_gate is not None else [])
-    gate, up, *rest = emit_linears(plan, x, linears)
+def _dense(plan: PlanBuilder, x: Value, ffn: BoundFfn) -> Value:
+    gate, up = emit_linears(plan, x, [ffn.gate, ffn.up])
     p0, p1 = _glu_limits(ffn.act)
     plan.op("glu", [gate, up], [up], kind=int(GATED[ffn.act]), width=up.width, p0=p0, p1=p1)
-    return emit_linears(plan, up, [ffn.down])[0], rest[0] if rest else None
+    return emit_linears(plan, up, [ffn.down])[0]
 
 
 def _moe(plan: PlanBuilder, x: Value, moe: BoundMoe) -> Value:
     router = moe.router
     selection = _router(plan, x, router)
-    shared = gate = None
-    if moe.shared is not None:
-        shared, gate = _dense(plan, x, moe.shared)
+    shared = _dense(plan, x, moe.shared) if moe.shared is not None else None
+    gate = emit_linears(plan, x, [moe.shared_gate])[0] if moe.shared_gate is not None else None
     index = plan.expert_set(moe.experts, _set_numbers(plan.layer, moe.experts, router))
     n_out = moe.experts.down.n_rows
     rows = plan.value(router.n_used * n_out)

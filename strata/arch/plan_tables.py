@@ -11,7 +11,6 @@ from enum import IntEnum
 import msgspec
 
 __all__ = [
-    "Act",
     "ExpertSet",
     "Glu",
     "KvLayer",
@@ -65,7 +64,6 @@ class Glu(IntEnum):
 
     SILU = 0
     GELU = 1
-    RELU = 2
     SWIGLU_OAI = 3
     UP_SILU = 7
     UP_GELU = 9
@@ -84,12 +82,6 @@ class WindowKind(IntEnum):
     """STRATA_WINDOW_*"""
 
     STANDARD = 0
-
-
-class Act(IntEnum):
-    """STRATA_ACT_*"""
-
-    SIGMOID = 1
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

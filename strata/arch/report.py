@@ -47,6 +47,7 @@ def plan_summary(plan: ModelPlan) -> str:
     counts = sorted({per_layer[i] for i in range(plan.n_layer)})
     kinds = Counter(op.kind for op in plan.ops)
     span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    ops = ", ".join(f"{kind} {n}" for kind, n in sorted(kinds.items()))
     kv = ", ".join(f"{name} {kv_bytes_per_token(plan, name):,.0f}" for name in KV_VALUE_BYTES)
     return "\n".join(
         [
@@ -54,7 +55,7 @@ def plan_summary(plan: ModelPlan) -> str:
             f"activations    {plan.activations_bytes:,} bytes for {plan.n_batch} tokens, {plan.n_outputs_max} outputs",
             f"KV per token   {kv} bytes",
             f"read per token {plan.read_bytes_per_token:,} bytes of weights",
-            f"ops            {len(plan.ops)}, {span} a layer: {', '.join(f'{k} {n}' for k, n in sorted(kinds.items()))}",
+            f"ops            {len(plan.ops)}, {span} a layer: {ops}",
             f"tables         {len(plan.tensors)} tensors, {len(plan.buffers)} buffers, {len(plan.ropes)} rotary tables,"
             f" {len(plan.expert_sets)} expert sets",
         ]

@@ -115,11 +115,12 @@ class QkNorm(Word, frozen=True, kw_only=True):
 
 
 class Gqa(Word, frozen=True, kw_only=True, tag="gqa", tag_field="kind"):
-    """Grouped-query attention; query head h reads KV head h // (n_head / n_head_kv); scores times 1 / sqrt(head_k).
+    """Grouped-query attention; query head h reads KV head h // (n_head / n_head_kv).
 
     qkv: which spellings of the projections a file may use; `either` prefers attn_qkv.weight (rows Q, K, V).
     sinks: one extra logit a head in the softmax's denominator, attn_sinks.weight.
     clamp: q, k and v are clamped to [-c, c] after their bias.
+    scale: factor on the scores; None: 1 / sqrt(head_k).  softcap: scores become c * tanh(score / c); 0: not at all.
     """
 
     rope: Rope
@@ -130,6 +131,8 @@ class Gqa(Word, frozen=True, kw_only=True, tag="gqa", tag_field="kind"):
     window: Window | None = None
     sinks: bool = False
     clamp: Key | None = None
+    scale: Key | None = None
+    softcap: Key | None = None
 
 
 class Temperature(Word, frozen=True, kw_only=True):
@@ -158,7 +161,7 @@ class Mla(Word, frozen=True, kw_only=True, tag="mla", tag_field="kind"):
     legacy_kv_b: bool = False
 
 
-Act = Literal["silu", "gelu", "relu", "swiglu-oai"]
+Act = Literal["silu", "gelu", "swiglu-oai"]
 
 
 class FeedForward(Word, frozen=True, kw_only=True):

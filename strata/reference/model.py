@@ -119,7 +119,7 @@ class Reference:
             q,
             k,
             v.reshape(n, a.n_head_kv, a.head_v),
-            a.scale,
+            ops.Score(a.scale, a.softcap),
             ops.hidden_keys(positions, n, a.window),
             self._vector(a.sinks),
         )
@@ -144,7 +144,7 @@ class Reference:
             q = q * ops.temperature(positions, a.temperature_scale, a.temperature_length)[:, None, None]
         k_nope, v = self._keys_values(latent, a)
         k = np.concatenate([k_nope, np.repeat(k_shared, a.n_head, axis=1)], -1)
-        out = ops.attention(q, k, v, a.scale, ops.hidden_keys(positions, n))
+        out = ops.attention(q, k, v, ops.Score(a.scale), ops.hidden_keys(positions, n), None)
         return self._linear(out.reshape(n, -1), a.output)
 
     def _keys_values(self, latent: Array, a: BoundMla) -> tuple[Array, Array]:
@@ -161,8 +161,7 @@ class Reference:
 
     def _dense(self, h: Array, ffn: BoundFfn) -> Array:
         hidden = ops.glu(ffn.act, self._linear(h, ffn.gate), self._linear(h, ffn.up))
-        out = self._linear(hidden, ffn.down)
-        return out if ffn.output_gate is None else out * ops.sigmoid(self._linear(h, ffn.output_gate))
+        return self._linear(hidden, ffn.down)
 
     def _moe(self, h: Array, moe: BoundMoe, layer: int) -> Array:
         router = moe.router
@@ -180,7 +179,10 @@ class Reference:
             ids, weights = route(scores[t], rule, self._vector(router.select_bias))
             self.routing.append((layer, ids))
             out[t] = sum(w * self._expert(h[t], moe, e) for e, w in zip(ids, weights, strict=True))
-        return out if moe.shared is None else out + self._dense(h, moe.shared)
+        if moe.shared is None:
+            return out
+        gate = 1.0 if moe.shared_gate is None else ops.sigmoid(self._linear(h, moe.shared_gate))
+        return out + gate * self._dense(h, moe.shared)
 
     def _expert(self, x: Array, moe: BoundMoe, e: int) -> Array:
         experts = moe.experts

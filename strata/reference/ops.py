@@ -6,11 +6,14 @@ y = W x: W [n_rows, n_cols]. Nothing here is fast, and the server imports none o
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
     "Array",
+    "Score",
     "attention",
     "glu",
     "hidden_keys",
@@ -104,6 +107,13 @@ def temperature(positions: Ints, scale: float, length: int, offset: int = 0) -> 
     return 1.0 + scale * np.log(1.0 + (positions + offset) // length)
 
 
+class Score(NamedTuple):
+    """What happens to q . k before the mask: times scale, then softcap * tanh(s / softcap) unless that is 0."""
+
+    scale: float
+    softcap: float = 0.0
+
+
 def hidden_keys(positions: Ints, n_keys: int, window: int = 0) -> NDArray[np.bool_]:
     """Which keys a query may not see, [n_tokens, n_keys]; key j has position j.
 
@@ -113,9 +123,7 @@ def hidden_keys(positions: Ints, n_keys: int, window: int = 0) -> NDArray[np.boo
     return (distance < 0) | (distance >= window) if window > 0 else distance < 0
 
 
-def attention(
-    q: Array, k: Array, v: Array, scale: float, hidden: NDArray[np.bool_], sinks: Array | None = None
-) -> Array:
+def attention(q: Array, k: Array, v: Array, score: Score, hidden: NDArray[np.bool_], sinks: Array | None) -> Array:
     """Attention of queries over all keys of one sequence.
 
     q [n_tokens, n_head, head_k], k [n_keys, n_head_kv, head_k], v [n_keys, n_head_kv, head_v] ->
@@ -123,7 +131,9 @@ def attention(
     """
     n_head, n_head_kv = q.shape[1], k.shape[1]
     keys, values = (np.repeat(x, n_head // n_head_kv, axis=1) for x in (k, v))
-    scores = np.einsum("thd,jhd->htj", q, keys) * scale
+    scores = np.einsum("thd,jhd->htj", q, keys) * score.scale
+    if score.softcap > 0.0:
+        scores = score.softcap * np.tanh(scores / score.softcap)
     scores = np.where(hidden[None], -np.inf, scores)
     if sinks is not None:
         column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
@@ -140,6 +150,4 @@ def glu(act: str, gate: Array | None, up: Array) -> Array:
     if act == "swiglu-oai":
         g, u = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
         return g * sigmoid(1.702 * g) * (u + 1.0)
-    if act == "relu":
-        return np.maximum(gate, 0.0) * up
     return {"silu": silu, "gelu": gelu_tanh}[act](gate) * up

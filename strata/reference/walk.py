@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.arch.plan_tables import (
-    Act,
     Glu,
     ModelPlan,
     NormKind,
@@ -41,7 +40,6 @@ SCORES = {
 GLUS = {
     Glu.SILU: "silu",
     Glu.GELU: "gelu",
-    Glu.RELU: "relu",
     Glu.SWIGLU_OAI: "swiglu-oai",
     Glu.UP_SILU: "silu",
     Glu.UP_GELU: "gelu",
@@ -200,7 +198,7 @@ class PlanWalk:
             self._read(op, 0).reshape(n, i["n_head"], cache.head_k),
             np.concatenate(self._keys[index]),
             np.concatenate(self._values[index]),
-            op.f["scale"],
+            ops.Score(op.f["scale"], op.f.get("softcap", 0.0)),
             ops.hidden_keys(self._positions, self._n_past + n, i.get("window", 0)),
             self._vector(op, 0),
         )
@@ -270,11 +268,6 @@ class PlanWalk:
 
     def _gather(self, op: PlanOp) -> None:
         self._write(op, 0, self._read(op, 0)[list(self._outputs)])
-
-    def _mul(self, op: PlanOp) -> None:
-        assert op.i["act"] == Act.SIGMOID
-        x, gate = self._read(op, 0), ops.sigmoid(self._read(op, 1))
-        self._write(op, 0, x * np.repeat(gate, x.shape[1] // gate.shape[1], axis=1))
 
     def _clamp(self, op: PlanOp) -> None:
         self._write(op, 0, np.clip(self._read(op, 0), -op.f["limit"], op.f["limit"]))

@@ -205,19 +205,25 @@ def dequantised(source: str | Path, target: str | Path) -> None:
 
 
 def logits(
-    path: str | Path, tokens: Sequence[int], *, dequant: bool = False, chunk: int = N_MICROBATCH, n_ctx: int = 0
+    path: str | Path,
+    tokens: Sequence[int],
+    *,
+    dequant: bool = False,
+    chunk: int = N_MICROBATCH,
+    n_ctx: int = 0,
+    n_threads: int = 2,
 ) -> Floats:
     """llama.cpp's logits of one prompt, float32 [n_tokens, n_vocab].
 
     dequant: on the same weights in F32, so that no rounding of activations is left. n_ctx 0: the model's own.
     """
     if not dequant:
-        with Llama(path, n_ctx=n_ctx) as model:
+        with Llama(path, n_ctx=n_ctx, n_threads=n_threads) as model:
             return model.logits(tokens, chunk)
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "f32.gguf"
         dequantised(path, plain)
-        return logits(plain, tokens, chunk=chunk, n_ctx=n_ctx)
+        return logits(plain, tokens, chunk=chunk, n_ctx=n_ctx, n_threads=n_threads)
 
 
 def tokenise(path: str | Path, text: str, special: bool = True) -> list[int]:

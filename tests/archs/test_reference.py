@@ -1,0 +1,54 @@
+"""Two readings of every tiny model agree: ours against llama.cpp's, and the plan against the bound architecture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ALL_CASES
+from tiny import prompt
+
+from strata.arch.bind import bind
+from strata.arch.bound import BoundFfn
+from strata.arch.plan import plan
+from strata.arch.registry import Registry
+from strata.gguf.reader import read_gguf
+from strata.reference.model import Reference
+from strata.reference.walk import PlanWalk
+from strata.reference.weights import FileWeights
+from strata.testing import oracle
+
+N_TOKENS, CHUNK = 90, 37
+
+
+@pytest.fixture(scope="module")
+def ours(case_name: str, case_path: Path, registry: Registry) -> Reference:
+    file = read_gguf(case_path)
+    bound = bind(registry.lookup(ALL_CASES[case_name]["arch"]), file)
+    return Reference(bound, FileWeights(bound.paths))
+
+
+@pytest.fixture(scope="module")
+def ours_logits(ours: Reference) -> np.ndarray:
+    return ours.logits(prompt(N_TOKENS))
+
+
+@pytest.mark.peer
+def test_reference_equals_llama_cpp(case_path: Path, ours_logits: np.ndarray) -> None:
+    theirs = oracle.logits(case_path, prompt(N_TOKENS), n_threads=1)
+    assert 1.5 < theirs.std() < 12
+    assert oracle.kl_divergence(theirs, ours_logits).max() < 1e-6
+
+
+def test_plan_equals_reference(ours: Reference, ours_logits: np.ndarray) -> None:
+    table = plan(ours.bound, n_batch=CHUNK, n_outputs_max=CHUNK)
+    walked = PlanWalk(table, FileWeights(table.paths)).logits(prompt(N_TOKENS), CHUNK)
+    np.testing.assert_allclose(walked, ours_logits, rtol=0, atol=1e-9)
+
+
+def test_router_spreads(ours: Reference, ours_logits: np.ndarray) -> None:
+    """A routing that always takes the same experts would hide mistakes."""
+    assert len(ours_logits) == N_TOKENS
+    chosen = {expert for _, ids in ours.routing for expert in ids}
+    assert len(chosen) >= 6 or isinstance(ours.bound.layers[-1].ffn, BoundFfn)
