@@ -67,7 +67,6 @@ STRATA_INLINE void finish(const Sums<T, R>& a, __m512 (*out)[T]) {
 }
 
 struct Q4K {
-  static constexpr int kMaxTokens = 4;
   static int64_t group_bytes(int64_t n_cols) { return q4k_group_bytes(n_cols); }
 
   // isum of one block: 64 weights of every row at a time, low nibbles one sub-block, high nibbles the next.
@@ -165,7 +164,6 @@ struct Q4K {
 };
 
 struct Q6K {
-  static constexpr int kMaxTokens = 4;
   static int64_t group_bytes(int64_t n_cols) { return q6k_group_bytes(n_cols); }
 
   // -32 * sum16 of the block's 16 runs as int32: the sums start there, for codes that are 32 too large.
@@ -280,20 +278,27 @@ STRATA_INLINE void add_unit(__m512i (*sum)[T], const __m512* dw, const A32Row* x
 }
 
 struct MXFP4 {
-  static constexpr int kMaxTokens = 8;
   static int64_t group_bytes(int64_t n_cols) { return mx_group_bytes(n_cols); }
 
-  // 2^(e - 128) for exponent bytes in 32-bit lanes; e = 0 and 1 are subnormal.
-  STRATA_INLINE __m512 scale_of(__m512i e) {
+  // 2^(e - 128) of unit i from a bundle's chunk of exponents; e = 0 and 1 are subnormal.
+  STRATA_INLINE __m512 scale_of(__m512i chunk, int i) {
+    const __m512i e = _mm512_and_si512(_mm512_srl_epi32(chunk, _mm_cvtsi32_si128(8 * i)), _mm512_set1_epi32(255));
     const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
     const __m512i subnormal = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
     return _mm512_castsi512_ps(
         _mm512_mask_mov_epi32(normal, _mm512_cmplt_epu32_mask(e, _mm512_set1_epi32(2)), subnormal));
   }
+  // The same where no exponent of the chunk is below 2: e - 1 of all bytes at once, then shifted into place.
+  STRATA_INLINE __m512 normal_scale_of(__m512i chunk, int i) {
+    const __m512i less = _mm512_sub_epi8(chunk, _mm512_set1_epi8(1));
+    const __m512i placed = i == 3 ? _mm512_srli_epi32(less, 1) : _mm512_slli_epi32(less, static_cast<unsigned>(23 - 8 * i));
+    return _mm512_castsi512_ps(_mm512_and_si512(placed, _mm512_set1_epi32(0x7f800000)));
+  }
 
-  // Unit i of a bundle.
+  // Unit i of a bundle, with the scales of its rows.
   template <int T, int R>
-  STRATA_INLINE void unit(const uint8_t* bundle, int64_t stride, const A32Row* x, int64_t u, int i, Sums<T, R>& a) {
+  STRATA_INLINE void unit(const uint8_t* bundle, int64_t stride, const __m512* dw, const A32Row* x, int64_t u, int i,
+                          Sums<T, R>& a) {
     // Codes + 12, so that the unsigned side of vpdpbusd can hold them; the sum starts at -12 * sum(x).
     const __m512i table =
         _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
@@ -325,12 +330,6 @@ struct MXFP4 {
         }
       }
     }
-    __m512 dw[R];
-    STRATA_UNROLL
-    for (int r = 0; r < R; r++) {
-      const __m512i e = _mm512_srl_epi32(load(bundle + r * stride), _mm_cvtsi32_si128(8 * i));
-      dw[r] = scale_of(_mm512_and_si512(e, _mm512_set1_epi32(255)));
-    }
     add_unit<T, R>(sum, dw, x, u, i, a);
   }
 
@@ -342,19 +341,32 @@ struct MXFP4 {
     clear<T, R>(a);
     STRATA_UNROLL
     for (int t = 0; t < T; t++) x[t] = a32_view(acts[t], n_cols);
-    int64_t u = 0;
-    for (; u + 4 <= n_blocks; u += 4, group += 64 + 4 * kMXBlockBytes) {
+    for (int64_t u = 0; u < n_blocks; u += 4, group += 64 + 4 * kMXBlockBytes) {
       if (R == 1) prefetch_block<64 + 4 * kMXBlockBytes>(group);
+      __mmask64 tiny = 0;
       STRATA_UNROLL
-      for (int i = 0; i < 4; i++) unit<T, R>(group, stride, x, u + i, i, a);
+      for (int r = 0; r < R; r++) tiny |= _mm512_cmplt_epu8_mask(load(group + r * stride), _mm512_set1_epi8(2));
+      __m512 dw[R];
+      if (tiny == 0) {  // and so a whole bundle: the unused exponents of a last one are zero
+        STRATA_UNROLL
+        for (int i = 0; i < 4; i++) {
+          STRATA_UNROLL
+          for (int r = 0; r < R; r++) dw[r] = normal_scale_of(load(group + r * stride), i);
+          unit<T, R>(group, stride, dw, x, u + i, i, a);
+        }
+        continue;
+      }
+      for (int i = 0; i < 4 && u + i < n_blocks; i++) {
+        STRATA_UNROLL
+        for (int r = 0; r < R; r++) dw[r] = scale_of(load(group + r * stride), i);
+        unit<T, R>(group, stride, dw, x, u + i, i, a);
+      }
     }
-    for (int i = 0; u + i < n_blocks; i++) unit<T, R>(group, stride, x, u + i, i, a);
     finish<T, R>(a, out);
   }
 };
 
 struct Q80 {
-  static constexpr int kMaxTokens = 4;
   static int64_t group_bytes(int64_t n_cols) { return q8_group_bytes(n_cols); }
 
   // Unit i of two bundles.
@@ -411,7 +423,6 @@ struct Q80 {
 // Runs one tile of T tokens and R groups, and writes the rows that exist.
 template <class Type>
 struct Tile {
-  static constexpr int kMaxTokens = Type::kMaxTokens;
   template <int T, int R>
   static void run(const MatmulArgs& args, const uint8_t* group, int64_t row, int64_t token) {
     const uint8_t* acts[T];

@@ -297,7 +297,6 @@ struct Q80 {
 // Runs one tile of T tokens on one group and writes the rows that exist.
 template <class Type>
 struct Tile {
-  static constexpr int kMaxTokens = 4;
   template <int T, int R>
   static void run(const MatmulArgs& args, const uint8_t* group, int64_t row, int64_t token) {
     const uint8_t* acts[T];

@@ -23,12 +23,9 @@ static __attribute__((always_inline)) inline void prefetch_block(const uint8_t* 
   for (int64_t i = 0; i < n_bytes; i += 64) __builtin_prefetch(p + kPrefetchBytes + i, 0, 3);
 }
 
-// All tokens of [token, end) on R groups, in tiles of 8 (where the kernel has them), 4, 2 and 1.
+// All tokens of [token, end) on R groups, in tiles of 4, 2 and 1.
 template <class Tile, int R>
 static inline void run_tokens(const MatmulArgs& args, const uint8_t* group, int64_t row, int64_t token, int64_t end) {
-  if constexpr (Tile::kMaxTokens >= 8 && R > 1) {
-    for (; token + 8 <= end; token += 8) Tile::template run<8, R>(args, group, row, token);
-  }
   for (; token + 4 <= end; token += 4) Tile::template run<4, R>(args, group, row, token);
   if (token + 2 <= end) {
     Tile::template run<2, R>(args, group, row, token);
@@ -42,8 +39,8 @@ static inline void run_tokens(const MatmulArgs& args, const uint8_t* group, int6
 // changes nothing in their bits.
 template <class Tile, int kMaxGroups>
 static inline void for_each_tile(const MatmulArgs& args, int64_t group_bytes) {
-  int64_t chunk = kTokenChunkBytes / args.act_stride / 8 * 8;
-  if (chunk < 8) chunk = 8;
+  int64_t chunk = kTokenChunkBytes / args.act_stride / 4 * 4;
+  if (chunk < 4) chunk = 4;
   for (int64_t first = 0; first < args.n_tokens; first += chunk) {
     const int64_t end = first + chunk < args.n_tokens ? first + chunk : args.n_tokens;
     int64_t row = args.row_begin;
