@@ -219,7 +219,7 @@ typedef struct strata_expert_set {
 #define STRATA_ADD_F_B 1
 #define STRATA_OP_GATHER 13     /* TOKENS rows named by output_row -> OUTPUTS rows */
 #define STRATA_GATHER_I_WIDTH 0
-#define STRATA_OP_HEAD 14       /* logits: out0 = softcap(scale * W0 in0 + bias w1); the plan's last op */
+#define STRATA_OP_HEAD 14       /* logits: out0 = softcap(scale * w2 * W0 in0 + bias w1), w2 [1]; the plan's last op */
 #define STRATA_HEAD_F_SCALE 0
 #define STRATA_HEAD_F_SOFTCAP 1
 #define STRATA_OP_MUL 15        /* out0 = in0 * act(in1), elementwise; in1 of width 1 per vector repeats over it */

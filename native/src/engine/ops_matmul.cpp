@@ -145,7 +145,9 @@ Status run_head(StepContext& ctx, const strata_op& op) {
   MatrixJob job = matrix_job(ctx, op.weight[0], 0, rounded);
   job.y = ctx.row(op.out[0], 0);
   job.y_stride = ctx.row_stride(op.out[0]);
-  job.scale = op.f[STRATA_HEAD_F_SCALE] == 1.0f ? nullptr : &op.f[STRATA_HEAD_F_SCALE];
+  const float* of_weight = ctx.vector(op.weight[2]);
+  const float scale = of_weight == nullptr ? op.f[STRATA_HEAD_F_SCALE] : op.f[STRATA_HEAD_F_SCALE] * *of_weight;
+  job.scale = scale == 1.0f ? nullptr : &scale;
   job.bias = ctx.vector(op.weight[1]);
   job.softcap = op.f[STRATA_HEAD_F_SOFTCAP];
   return run_jobs(ctx, &job, 1, n_rows);

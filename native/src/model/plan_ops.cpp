@@ -33,7 +33,7 @@ const Kind kKinds[] = {
     {"GLU", 2, 1, 1, 0, 0, 0, 2, 2},
     {"ADD", 1, 2, 1, 0, 0, 0, 1, 2},
     {"GATHER", 1, 0, 1, 0, 0, 0, 1, 0},
-    {"HEAD", 1, 0, 1, 0, 1, 2, 0, 2},
+    {"HEAD", 1, 0, 1, 0, 1, 6, 0, 2},
     {"MUL", 3, 0, 1, 0, 0, 0, 3, 0},
     {"CLAMP", 1, 0, 1, 0, 0, 0, 1, 1},
     {"TEMPERATURE", 1, 0, 1, 0, 0, 0, 3, 1},
@@ -230,7 +230,8 @@ Status check_head(const Check& c) {
   STRATA_TRY(c.matrix(0, 1));
   STRATA_TRY(c.row.equal("weight[0]'s n_rows", c.tensor(0).n_rows, c.plan.n_vocab, "n_vocab"));
   if (c.op.f[STRATA_HEAD_F_SOFTCAP] < 0) return c.row.bad("f[SOFTCAP]", -1, "0 or more is needed");
-  return c.vector(1, c.plan.n_vocab);
+  STRATA_TRY(c.vector(1, c.plan.n_vocab));
+  return c.vector(2, 1);
 }
 
 Status check_mul(const Check& c) {
