@@ -60,10 +60,28 @@ class Sampled:
     top: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
 
 
-SCALARS = (
-    "temperature top_k top_p min_p typical_p top_n_sigma xtc_probability xtc_threshold repeat_penalty presence_penalty "
-    "frequency_penalty penalty_last_n dry_multiplier dry_base dry_allowed_length dry_last_n seed counter min_keep n_logprobs"
-).split()
+SCALARS = [
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "penalty_last_n",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_last_n",
+    "seed",
+    "counter",
+    "min_keep",
+    "n_logprobs",
+]
 
 
 def native_sample(ffi: Any, lib: Any, logits: Floats, params: Params, tier: int = 0, repeats: int = 1) -> Sampled:
@@ -109,7 +127,9 @@ def adjust(logits: Floats, params: Params) -> npt.NDArray[np.float64]:
         banned[list(params.allowed)] = False
         x[banned] = NEVER
     history = list(params.history)
-    recent = history if params.penalty_last_n < 0 else history[len(history) - min(params.penalty_last_n, len(history)) :]
+    recent = (
+        history if params.penalty_last_n < 0 else history[len(history) - min(params.penalty_last_n, len(history)) :]
+    )
     for token, count in Counter(recent).items():
         x[token] = x[token] / params.repeat_penalty if x[token] > 0 else x[token] * params.repeat_penalty
         x[token] -= count * params.frequency_penalty + params.presence_penalty

@@ -54,7 +54,8 @@ def test_philox_known_answers(abi: Any, abi_ffi: Any) -> None:
 
 def test_uniform_is_uniform_and_streams_differ(abi: Any) -> None:
     draws = np.array([[abi.strata_test_uniform(7, counter, stream) for counter in range(4000)] for stream in (0, 1)])
-    assert draws.min() >= 0 and draws.max() < 1
+    assert draws.min() >= 0
+    assert draws.max() < 1
     for row in draws:
         counts = np.histogram(row, bins=20, range=(0, 1))[0]
         assert float(((counts - 200.0) ** 2 / 200.0).sum()) < 43.8  # chi-square, 19 degrees of freedom, p = 0.001
@@ -179,7 +180,8 @@ def test_dry_punishes_the_continuation_of_the_longest_repeat(abi: Any, abi_ffi: 
 def test_long_dry_penalty_stays_finite(abi: Any, abi_ffi: Any) -> None:
     params = Params(history=[5] * 3000, dry_multiplier=0.8, dry_base=1.75, top_k=3, n_logprobs=0)
     got = native_sample(abi_ffi, abi, normal_logits(2), params)
-    assert got.status == 0 and got.token != 5
+    assert got.status == 0
+    assert got.token != 5
 
 
 @pytest.mark.parametrize("n", [0, 1, 5, 20])
