@@ -75,12 +75,16 @@ async def pump(streams: Sequence[Stream], sink: Sink) -> None:
 
 
 async def _pump_one(index: int, stream: Stream, sink: Sink) -> None:
+    has_finished = False
     async for item in stream:
         if isinstance(item, PrefillProgress):
             continue  # shows in the metrics; quiet streams are kept open by their writer
         if item.finish is FinishReason.ABORTED:
             raise NotReady("the server is shutting down; the answer was cut off")
+        has_finished = item.finish is not None
         await sink(index, item)
+    if not has_finished:
+        raise StrataError("the engine ended a stream without saying why")
 
 
 async def collect(exchange: Exchange, requests: Sequence[Request]) -> list[Answer]:

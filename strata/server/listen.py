@@ -40,7 +40,11 @@ _BACKLOG = 512
 
 
 def open_listener(config: ServerConfig) -> socket.socket:
-    """Bind the address of the configuration. Raises: ConfigError when it is in use, or cannot be bound."""
+    """Bind the address of the configuration. Raises: ConfigError when it is in use, or cannot be bound.
+
+    A TCP port refuses connections until `serve` listens, so that nobody waits while a model loads; a unix socket
+    lets them wait, because a bound path that nobody answers would be taken for a dead process's.
+    """
     if config.host.endswith(".sock"):
         return _bind_unix(Path(config.host))
     try:
@@ -67,7 +71,9 @@ def _bind_unix(path: Path) -> socket.socket:
             listener.close()
             raise ConfigError(f"{path} is in use by another process")
         path.unlink()  # left behind by a process that has ended
-    return _bind(listener, str(path), str(path))
+    bound = _bind(listener, str(path), str(path))
+    bound.listen(_BACKLOG)
+    return bound
 
 
 def _is_answered(path: Path) -> bool:
@@ -82,16 +88,19 @@ def _is_answered(path: Path) -> bool:
 def _bind(listener: socket.socket, address: object, name: str) -> socket.socket:
     try:
         listener.bind(address)  # pyright: ignore[reportArgumentType]
-        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        hints = {
-            errno.EADDRINUSE: "it is in use by another process; choose another --port, or 0 for a free one",
-            errno.EACCES: "no permission; ports below 1024 are the system's",
-            errno.EADDRNOTAVAIL: "this machine has no such address",
-        }
-        raise ConfigError(f"cannot listen on {name}: {hints.get(error.errno or 0, error.strerror)}") from error
+        raise _cannot_listen(name, error) from error
     return listener
+
+
+def _cannot_listen(name: str, error: OSError) -> ConfigError:
+    hints = {
+        errno.EADDRINUSE: "it is in use by another process; choose another --port, or 0 for a free one",
+        errno.EACCES: "no permission; ports below 1024 are the system's",
+        errno.EADDRNOTAVAIL: "this machine has no such address",
+    }
+    return ConfigError(f"cannot listen on {name}: {hints.get(error.errno or 0, error.strerror)}")
 
 
 def url_of(listener: socket.socket) -> str:
@@ -156,9 +165,14 @@ async def serve(
     """Serve until a shutdown is requested, then take its steps 1 to 3. Owns the listener from here on.
 
     task_status: started with the listener's URL once connections are taken.
+    Raises: ConfigError when another process has begun to listen on the address since it was bound.
     Cancellation: connections are cut; a send to a stalled client ends with TCP_USER_TIMEOUT.
     """
     url, path = url_of(listener), listener.getsockname() if listener.family == socket.AF_UNIX else None
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise _cannot_listen(url, error) from error
     is_over = trio.Event()
     config = http_config(f"fd://{listener.detach()}")
     try:

@@ -13,13 +13,14 @@ from strata.types import Delta, FinishReason, Usage
 _PING = sse.event({"type": "ping"}, "ping")
 
 
-def stop_reason(finish: FinishReason | None, stopped_by: str | None) -> str | None:
+def stop_reason(answer: Answer, max_tokens: int) -> str | None:
     """Translate why an answer ended."""
-    if finish is None:
+    if answer.finish is None:
         return None
-    if finish is FinishReason.LENGTH:
-        return "max_tokens"
-    return "end_turn" if stopped_by is None else "stop_sequence"
+    if answer.finish is FinishReason.LENGTH:
+        is_cut_by_context = answer.usage is not None and answer.usage.n_generated < max_tokens
+        return "model_context_window_exceeded" if is_cut_by_context else "max_tokens"
+    return "end_turn" if answer.stopped_by is None else "stop_sequence"
 
 
 def usage_body(usage: Usage) -> dict[str, int]:
@@ -32,7 +33,7 @@ def usage_body(usage: Usage) -> dict[str, int]:
     }
 
 
-def message_body(message_id: str, model: str, answer: Answer) -> dict[str, Any]:
+def message_body(message_id: str, model: str, answer: Answer, max_tokens: int) -> dict[str, Any]:
     """Return a whole answer."""
     return {
         "id": message_id,
@@ -40,7 +41,7 @@ def message_body(message_id: str, model: str, answer: Answer) -> dict[str, Any]:
         "role": "assistant",
         "model": model,
         "content": [{"type": "text", "text": answer.text}],
-        "stop_reason": stop_reason(answer.finish, answer.stopped_by),
+        "stop_reason": stop_reason(answer, max_tokens),
         "stop_sequence": answer.stopped_by,
         "usage": usage_body(answer.usage or Usage(n_prompt=0)),
     }
@@ -54,13 +55,14 @@ class MessageEncoder:
 
     keep_alive = _PING
 
-    def __init__(self, message_id: str, model: str, n_prompt: int) -> None:
+    def __init__(self, message_id: str, model: str, n_prompt: int, max_tokens: int) -> None:
         self._message_id = message_id
         self._model = model
         self._n_prompt = n_prompt
+        self._max_tokens = max_tokens
 
     def start(self) -> bytes:
-        message = message_body(self._message_id, self._model, Answer(usage=Usage(n_prompt=self._n_prompt)))
+        message = message_body(self._message_id, self._model, Answer(usage=Usage(n_prompt=self._n_prompt)), 1)
         block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
         return (
             sse.event({"type": "message_start", "message": message | {"content": []}}, "message_start")
@@ -84,9 +86,11 @@ class MessageEncoder:
         return sse.event(envelope(error, Dialect.ANTHROPIC, self._message_id), "error")
 
     def _end(self, delta: Delta) -> bytes:
+        answer = Answer()
+        answer.add(delta)
         end = {
             "type": "message_delta",
-            "delta": {"stop_reason": stop_reason(delta.finish, delta.stopped_by), "stop_sequence": delta.stopped_by},
+            "delta": {"stop_reason": stop_reason(answer, self._max_tokens), "stop_sequence": delta.stopped_by},
             "usage": usage_body(delta.usage or Usage(n_prompt=self._n_prompt)),
         }
         return sse.event({"type": "content_block_stop", "index": 0}, "content_block_stop") + sse.event(

@@ -42,10 +42,10 @@ async def messages(exchange: Exchange) -> Reply:
     )
     message_id = f"msg_{secrets.token_hex(12)}"
     if fields.stream:
-        return SseResponse([request], MessageEncoder(message_id, model.id, len(prompt)))
+        return SseResponse([request], MessageEncoder(message_id, model.id, len(prompt), fields.max_tokens))
     (answer,) = await collect(exchange, [request])
     note_usage(exchange, [answer.usage])
-    return JsonReply(message_body(message_id, model.id, answer))
+    return JsonReply(message_body(message_id, model.id, answer, fields.max_tokens))
 
 
 async def count_tokens(exchange: Exchange) -> Reply:
@@ -57,22 +57,46 @@ async def count_tokens(exchange: Exchange) -> Reply:
 
 def _chat_prompt(fields: PromptFields, template_kwargs: dict[str, Any] | None) -> ChatPrompt:
     """Return the conversation in the words of chat templates. Raises: BadField."""
+    is_without_tools = isinstance(fields.tool_choice, dict) and fields.tool_choice == {"type": "none"}
+    return ChatPrompt(
+        messages=_turns(fields),
+        tools=None if is_without_tools else _tools(fields.tools or []),
+        variables=_effort(fields) | (template_kwargs or {}),
+    )
+
+
+def _turns(fields: PromptFields) -> list[dict[str, Any]]:
     if not fields.messages:
         raise BadField("messages", "messages is empty; at least one is needed")
+    if fields.messages[-1].role == "assistant":
+        raise BadField("messages", "messages ends with an assistant turn; going on with it is not supported")
     turns: list[dict[str, Any]] = []
     if fields.system:
         turns.append({"role": "system", "content": _text(fields.system, "system")})
     for i, message in enumerate(fields.messages):
         if message.role not in {"user", "assistant", "system"}:
-            raise BadField(
-                f"messages[{i}].role", f"messages[{i}].role is {shown(message.role)}; accepted: user, assistant"
-            )
+            path = f"messages[{i}].role"
+            raise BadField(path, f"{path} is {shown(message.role)}; accepted: user, assistant, system")
         turns.append({"role": message.role, "content": _text(message.content, f"messages[{i}].content")})
-    if fields.messages[-1].role == "assistant":
-        raise BadField("messages", "messages ends with an assistant turn; going on with it is not supported")
-    is_without_tools = isinstance(fields.tool_choice, dict) and fields.tool_choice == {"type": "none"}
-    tools = None if is_without_tools else _tools(fields.tools or [])
-    return ChatPrompt(messages=turns, tools=tools, variables=template_kwargs or {})
+    return turns
+
+
+def _effort(fields: PromptFields) -> dict[str, Any]:
+    """Return what is said about reasoning as template variables."""
+    thinking, output = fields.thinking, fields.output_config
+    if thinking is not None and thinking.type not in {"disabled", "adaptive"}:
+        raise BadField(
+            "thinking.type",
+            f"thinking.type is {shown(thinking.type)}, which is not supported: reasoning is not told apart from the"
+            " answer yet; accepted: disabled, adaptive",
+        )
+    if output is None:
+        return {}
+    if output.format is not None:
+        raise BadField(
+            "output_config.format", "output_config.format is not supported: constrained output is not built in yet"
+        )
+    return {} if output.effort is None else {"reasoning_effort": output.effort}
 
 
 def _text(content: str | Sequence[TextBlock], path: str) -> str:

@@ -23,6 +23,19 @@ class Message(msgspec.Struct, frozen=True):
     content: str | list[TextBlock]
 
 
+class OutputConfig(msgspec.Struct, frozen=True):
+    """How the answer should be; `effort` is told to the template as reasoning_effort."""
+
+    effort: str | None = None
+    format: Any = None
+
+
+class Thinking(msgspec.Struct, frozen=True):
+    """Whether the model reasons before it answers; "adaptive" leaves it to the model."""
+
+    type: str
+
+
 class PromptFields(msgspec.Struct, frozen=True, kw_only=True):
     """What makes a prompt; /v1/messages/count_tokens takes only these."""
 
@@ -31,7 +44,8 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True):
     system: str | list[TextBlock] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
-    thinking: Any = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
 
 
 class MessagesRequest(PromptFields, frozen=True, kw_only=True):
@@ -46,13 +60,13 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None  # not Anthropic's own
     metadata: Any = None  # taken, without effect
     service_tier: Any = None  # taken, without effect
+    cache_control: Any = None  # taken, without effect: prefixes are always reused
 
 
 REFUSALS: dict[str, Refusal] = {
     "tool_choice": Refusal(
         ({"type": "auto"}, {"type": "none"}), "a forced tool call needs constrained output, which is not built in yet"
     ),
-    "thinking": Refusal(({"type": "disabled"},), "reasoning is not told apart from the answer yet"),
     "mcp_servers": Refusal(([],), "tools are run by the client"),
     "container": Refusal((), "there is no code execution"),
     "output_format": Refusal((), "constrained output is not built in yet"),

@@ -145,7 +145,7 @@ class HttpClient:
 
     async def next_event(self) -> Any:
         while (event := self._http.next_event()) is h11.NEED_DATA:
-            self._http.receive_data(await self._stream.receive_some(65536))
+            self._http.receive_data(bytes(await self._stream.receive_some(65536)))
         return event
 
     async def get_json(self, path: str, *, headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
@@ -181,7 +181,8 @@ class MemoryServer:
         theirs.socket = SimpleNamespace(  # type: ignore[attr-defined]  # what the server asks of a socket
             family=socket.AF_INET, getpeername=lambda: ("127.0.0.1", 1), getsockname=lambda: ("127.0.0.1", 2)
         )
-        wrapped = hypercorn.utils.wrap_app(self.app.asgi, self._config.wsgi_max_body_size, "asgi")
+        asgi: Any = self.app.asgi  # the two libraries spell the same protocol in different types
+        wrapped = hypercorn.utils.wrap_app(asgi, self._config.wsgi_max_body_size, "asgi")
         server: Any = hypercorn.trio.tcp_server.TCPServer
         self._nursery.start_soon(server(wrapped, self._config, self._context, {}, theirs).run)
         self.clients.append(HttpClient(ours))
@@ -205,15 +206,28 @@ async def memory_server(app: App) -> AsyncGenerator[MemoryServer]:
 # ---- on a socket ----------------------------------------------------------------------------------------------
 
 
-class SocketServer(msgspec.Struct, frozen=True):
-    """A server on a port of its own."""
+class SocketServer:
+    """A server on a port of its own, or on a unix socket."""
 
-    url: str
-    shutdown: Shutdown
+    def __init__(self, url: str, shutdown: Shutdown) -> None:
+        self.url = url
+        self.shutdown = shutdown
+        self._clients: list[HttpClient] = []
 
     async def connect(self) -> HttpClient:
-        host, _, port = self.url.removeprefix("http://").rpartition(":")
-        return HttpClient(await trio.open_tcp_stream(host, int(port)))
+        """Return a client on a new connection, which is closed with the server at the latest."""
+        if self.url.startswith("unix:"):
+            stream = await trio.open_unix_socket(self.url.removeprefix("unix:"))
+        else:
+            host, _, port = self.url.removeprefix("http://").rpartition(":")
+            stream = await trio.open_tcp_stream(host, int(port))
+        self._clients.append(HttpClient(stream))
+        return self._clients[-1]
+
+    async def hang_up(self) -> None:
+        """Close every client's connection."""
+        for client in self._clients:
+            await client.aclose()
 
 
 @asynccontextmanager
@@ -223,5 +237,10 @@ async def socket_server(app: App, config: ServerConfig | None = None) -> AsyncGe
     shutdown = Shutdown()
     async with trio.open_nursery() as nursery:
         url: str = await nursery.start(partial(serve, app, listener, shutdown))
-        yield SocketServer(url, shutdown)
-        shutdown.request("end of test")
+        server = SocketServer(url, shutdown)
+        try:
+            yield server
+        finally:
+            with trio.CancelScope(shield=True):
+                await server.hang_up()
+            shutdown.request("end of test")

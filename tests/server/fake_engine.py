@@ -78,7 +78,7 @@ class Wait:
         self.seconds = seconds
 
 
-HANG = Wait(float("inf"))  # only an abort ends it
+HANG = Wait(float("inf"))  # until an abort, or finish_waiting
 Script = Sequence[Delta | PrefillProgress | Wait | Exception]
 
 
@@ -110,12 +110,18 @@ class FakeStream:
         self._script = iter(script)
         self.request = request
         self.aborted = trio.Event()
+        self._waits_no_more = trio.Event()
         self.is_over = False
 
     def abort(self, reason: str) -> None:
         if not self.aborted.is_set() and not self.is_over:
             self.aborted.set()
+            self._waits_no_more.set()
             self._engine.aborts.append((self.request.request_id, reason))
+
+    def finish_waiting(self) -> None:
+        """End every pause of the script."""
+        self._waits_no_more.set()
 
     def __aiter__(self) -> AsyncIterator[Delta | PrefillProgress]:
         return self
@@ -125,15 +131,19 @@ class FakeStream:
         item = next(self._script, None)
         while isinstance(item, Wait):
             with trio.move_on_after(item.seconds):
-                await self.aborted.wait()
+                await self._waits_no_more.wait()
             item = next(self._script, None)
-        if self.is_over or item is None:
+        if self.is_over:
             raise StopAsyncIteration
         if self.aborted.is_set():
             item = Delta(finish=FinishReason.ABORTED, usage=Usage(n_prompt=len(self.request.prompt)))
-        self.is_over = isinstance(item, Exception) or (isinstance(item, Delta) and item.finish is not None)
+        self.is_over = (
+            item is None or isinstance(item, Exception) or (isinstance(item, Delta) and item.finish is not None)
+        )
         if isinstance(item, Exception):
             raise item
+        if item is None:
+            raise StopAsyncIteration
         return item
 
 

@@ -46,7 +46,8 @@ async def test_whole_message():
     ("last", "reason", "sequence"),
     [
         (end(), "end_turn", None),
-        (end(FinishReason.LENGTH), "max_tokens", None),
+        (end(FinishReason.LENGTH, n_generated=8), "max_tokens", None),
+        (end(FinishReason.LENGTH, n_generated=7), "model_context_window_exceeded", None),
         (end(stopped_by="X"), "stop_sequence", "X"),
     ],
 )
@@ -85,6 +86,16 @@ async def test_a_long_prefill_is_bridged_by_pings(autojump_clock):
     assert names == ["message_start", "content_block_start", "ping", "ping", "ping", "ping"]
 
 
+async def test_tools_and_effort_reach_the_template():
+    app, engine = fake_app([end()])
+    tool = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
+    more = {"tools": [tool], "thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}
+    assert (await post(app, "/v1/messages", BODY | more))[0] == 200
+    assert b"[tools]1\n[effort]high" in bytes(engine.requests[0].prompt[1:])
+    assert (await post(app, "/v1/messages", BODY | more | {"tool_choice": {"type": "none"}}))[0] == 200
+    assert b"[tools]" not in bytes(engine.requests[1].prompt[1:])
+
+
 async def test_count_tokens():
     app, engine = fake_app([])
     body = {"model": "claude", "messages": BODY["messages"], "system": "s"}
@@ -103,7 +114,9 @@ async def test_count_tokens():
         ({"messages": [{"role": "robot", "content": "x"}]}, 'messages[0].role is "robot"'),
         ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}, "ends with an assistant turn"),
         ({"tool_choice": {"type": "any"}}, "tool_choice is"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking is"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, 'thinking.type is "enabled"'),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format is not supported"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]}, 'type is "tool_result"'),
         ({"tools": [{"name": "f"}]}, "tools[0] is"),
         ({"temperature": "hot"}, 'temperature is "hot"'),
         ({"temperature": -1}, "temperature is -1"),

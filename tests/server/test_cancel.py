@@ -80,7 +80,7 @@ async def test_a_stalled_client_loses_its_place_while_its_send_still_hangs(autoj
             answer = await client.request("POST", "/v1/chat/completions", CHAT | {"stream": True})
         assert answer.status == 200
         began_at_s = trio.current_time()
-        while app.services.admission.n_open:  # the client reads nothing more
+        while app.services.admission.n_open:  # noqa: ASYNC110  # the client reads nothing more
             await trio.sleep(0.05)
         assert trio.current_time() - began_at_s <= 0.6
         assert engine.aborts == [(engine.requests[0].request_id, "stall")]
@@ -92,7 +92,7 @@ async def test_a_slow_client_that_reads_is_left_alone(autojump_clock):
     async with memory_server(app) as server:
         client = server.connect(is_narrow=True)
         answer = await client.request("POST", "/v1/chat/completions", CHAT | {"stream": True})
-        while await answer.next_event() is not None:
+        while await answer.next_event() is not None:  # noqa: ASYNC110
             await trio.sleep(0.2)  # the first piece holds two events
     assert engine.aborts == []
 

@@ -148,6 +148,14 @@ async def test_an_error_after_the_first_byte_is_an_event_and_the_streams_end():
         assert (await client.get_json("/health"))[0] == 200  # the connection goes on
 
 
+async def test_a_stream_that_just_stops_is_an_error():
+    app, _ = fake_app(say("a"))
+    async with memory_server(app) as server:
+        answer = await server.connect().request("POST", "/v1/chat/completions", CHAT | {"stream": True})
+        assert [event.name for event in await answer.events()] == [None, None, "error"]
+    assert (await post(app, "/v1/chat/completions", CHAT))[0] == 500
+
+
 async def test_one_failing_choice_ends_the_others():
     def script(request):
         return [*say("a"), dead()] if request.sampling.seed == 2 else [*say("bbbbbbb"), end()]
