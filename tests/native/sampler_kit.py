@@ -162,7 +162,8 @@ def probabilities(candidates: Candidates) -> list[float]:
     """Softmax of the candidates' logits."""
     best = candidates[0][0]
     weights = [math.exp(logit - best) for logit, _ in candidates]
-    return [weight / math.fsum(weights) for weight in weights]
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]
 
 
 def keep_mass(candidates: Candidates, order: Sequence[int], enough: Any, min_keep: int) -> Candidates:

@@ -117,8 +117,8 @@ def test_each_filter_draws_what_the_naive_sampler_draws(abi: Any, abi_ffi: Any, 
         assert len(seen) > 1  # the filter left a choice
 
 
-def test_history_beyond_the_vocabulary_of_one_block(abi: Any, abi_ffi: Any) -> None:
-    """A vocabulary of several partial sums: draws from all of it, and from the head of a flat distribution."""
+def test_a_vocabulary_of_several_partial_sums(abi: Any, abi_ffi: Any) -> None:
+    """Draws from all of it, and from the head of a flat distribution."""
     logits = normal_logits(5, 5000, 0.5)
     for counter in range(40):
         for fields in ({}, {"top_p": 0.9375}, {"min_p": 0.25}, {"top_k": 300}):
