@@ -22,6 +22,7 @@ from strata.types import SamplingParams
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B?)\s*", re.IGNORECASE)
 _SIZE_SHIFT = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_SECRETS = frozenset({"server.api_keys"})  # never repeated in messages
 # Kubernetes gives every pod such variables for a service that is called "strata".
 _SERVICE_LINK = re.compile(r"STRATA_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)")
 
@@ -60,7 +61,8 @@ def load_config(
         try:
             value = _convert(field, setting.value)
         except (ConfigError, ValueError) as error:
-            problems.append(f"{setting.origin}: {field.name} is {setting.value!r}; {error}")
+            shown = "wrong" if field.name in _SECRETS else repr(setting.value)
+            problems.append(f"{setting.origin}: {field.name} is {shown}; {error}")
             continue
         values[field.section][field.name.partition(".")[2]] = value
     if problems:

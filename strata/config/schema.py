@@ -25,7 +25,8 @@ def doc(
     le: float | None = None,
 ) -> Meta:
     """Describe one field: `text` for people, `flags` of the command line, and the accepted range."""
-    return Meta(description=text, extra={"flags": flags, "metavar": metavar}, ge=ge, gt=gt, le=le)
+    limits: dict[str, Any] = {"ge": ge, "gt": gt, "le": le}
+    return Meta(description=text, extra={"flags": flags, "metavar": metavar}, **limits)
 
 
 def doc_bytes(text: str, *flags: str) -> Meta:
