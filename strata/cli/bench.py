@@ -71,10 +71,10 @@ async def _bench(args: argparse.Namespace, config: runtime.Config, source: runti
     n_ctx = args.n_prompt + args.n_decode
     async with runtime.open_bench(config, source, n_ctx=n_ctx) as opened:
         tokens = forced_tokens(n_ctx, opened.backend.limits.n_vocab)
-        runs: list[_Run] = []
+        runs: list[RunTimes] = []
         with tqdm(total=args.repetitions + 1, desc="bench", unit="run") as bar:
             for i in range(args.repetitions + 1):
-                run = await _measure(opened.backend, tokens[: args.n_prompt], tokens[args.n_prompt :])
+                run = await measure_run(opened.backend, tokens[: args.n_prompt], tokens[args.n_prompt :])
                 if i > 0:  # the first one warms caches and threads
                     runs.append(run)
                 bar.update()
@@ -90,13 +90,16 @@ async def _bench(args: argparse.Namespace, config: runtime.Config, source: runti
     return 0
 
 
-class _Run(msgspec.Struct, frozen=True):
+class RunTimes(msgspec.Struct, frozen=True):
+    """One measured run, in seconds; the bytes are those of decoding."""
+
     prompt_s: float
     decode_s: float
     decode_weight_bytes: int
 
 
-async def _measure(backend: Backend, prompt: tuple[int, ...], forced: tuple[int, ...]) -> _Run:
+async def measure_run(backend: Backend, prompt: tuple[int, ...], forced: tuple[int, ...]) -> RunTimes:
+    """Compute a prompt in the largest steps, then forced tokens one by one, in a sequence of its own."""
     blocks = tuple(range((len(prompt) + len(forced) + KV_BLOCK_TOKENS - 1) // KV_BLOCK_TOKENS))
 
     def step(tokens: tuple[int, ...], first_pos: int) -> StepBatch:
@@ -111,11 +114,11 @@ async def _measure(backend: Backend, prompt: tuple[int, ...], forced: tuple[int,
     n_bytes = 0
     for i, token in enumerate(forced):
         n_bytes += (await run_step(backend, step((token,), len(prompt) + i))).weight_bytes
-    return _Run(between - started, time.perf_counter() - between, n_bytes)
+    return RunTimes(between - started, time.perf_counter() - between, n_bytes)
 
 
 def _result(
-    args: argparse.Namespace, opened: runtime.Opened, runs: list[_Run], memory_bytes_per_s: float
+    args: argparse.Namespace, opened: runtime.Opened, runs: list[RunTimes], memory_bytes_per_s: float
 ) -> BenchResult:
     prompt = tuple(args.n_prompt / run.prompt_s for run in runs)
     decode = tuple(args.n_decode / run.decode_s for run in runs)

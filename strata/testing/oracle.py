@@ -51,7 +51,9 @@ class _Batch(c.Structure):
 _LOG_FUNCTION = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)
 
 
-def _library() -> c.CDLL:
+def _library(path: Path | None) -> c.CDLL:
+    if path is not None:
+        return c.CDLL(str(path), mode=c.RTLD_GLOBAL)
     spec = importlib.util.find_spec("xllamacpp")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("the judge needs the package xllamacpp (pip install strata-moe[test])")
@@ -62,14 +64,24 @@ class Llama:
     """One loaded model with one sequence. Use as a context manager.
 
     exact: KV cache in F32, no flash attention, no repacked weights; else the library's own defaults.
+    library: another build of libllama than xllamacpp's, with its loadable backends beside it.
     Raises: RuntimeError with llama.cpp's log when the model does not load.
     """
 
-    def __init__(self, path: str | Path, n_ctx: int = 0, n_threads: int = 2, exact: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        n_ctx: int = 0,
+        n_threads: int = 2,
+        exact: bool = True,
+        library: Path | None = None,
+    ) -> None:
         self._log: list[str] = []
         self._keep = _LOG_FUNCTION(self._on_log)  # kept alive as long as the library may call it
-        self._lib = lib = _library()
+        self._lib = lib = _library(library)
         lib.llama_log_set(self._keep, None)
+        if library is not None:
+            lib.ggml_backend_load_all_from_path(str(library.parent).encode())
         lib.llama_backend_init()
         for name in (
             "llama_model_load_from_file",
@@ -118,6 +130,11 @@ class Llama:
             rows.extend(self._decode(list(tokens[start : start + chunk])))
         return np.stack(rows)
 
+    def feed(self, tokens: Sequence[int], chunk: int = N_MICROBATCH) -> None:
+        """Append tokens; logits are computed for the last one of each chunk only, and dropped (benchmarks)."""
+        for start in range(0, len(tokens), chunk):
+            self._decode(list(tokens[start : start + chunk]), last_only=True)
+
     def forget(self) -> None:
         """Start the sequence anew."""
         self._lib.llama_memory_clear(c.c_void_p(self._lib.llama_get_memory(self._context)), c.c_bool(True))
@@ -126,7 +143,7 @@ class Llama:
     def _on_log(self, _level: int, text: bytes, _data: int | None) -> None:
         self._log.append(text.decode(errors="replace"))
 
-    def _decode(self, part: list[int]) -> list[Floats]:
+    def _decode(self, part: list[int], last_only: bool = False) -> list[Floats]:
         n = len(part)
         zero = (c.c_int32 * 1)(0)
         sequence = c.cast(zero, c.POINTER(c.c_int32))
@@ -137,13 +154,14 @@ class Llama:
             (c.c_int32 * n)(*range(self._n_past, self._n_past + n)),
             (c.c_int32 * n)(*[1] * n),
             (c.POINTER(c.c_int32) * n)(*[sequence] * n),
-            (c.c_int8 * n)(*[1] * n),
+            (c.c_int8 * n)(*([0] * (n - 1) + [1] if last_only else [1] * n)),
         )
         status = self._lib.llama_decode(self._context, batch)
         if status != 0:
             raise RuntimeError(f"llama_decode gives {status}: {''.join(self._log)[-2000:]}")
         self._n_past += n
-        rows = (self._lib.llama_get_logits_ith(self._context, i) for i in range(n))
+        wanted = [n - 1] if last_only else range(n)
+        rows = (self._lib.llama_get_logits_ith(self._context, i) for i in wanted)
         return [np.ctypeslib.as_array(row, (self.n_vocab,)).copy() for row in rows]
 
     def _defaults(self, function: str) -> _Params:
