@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
-from importlib import import_module
 from pathlib import Path
 
 import pytest
-from cases import CASES
-from tiny import write_case
-from words import WORD_CASES, WORDS
+from arch_sources import ALL_CASES, shipped_sources
+from arch_tiny import write_case
 
-from strata.arch.registry import Registry, Source
-from strata.arch.spec import Arch
-
-ALL_CASES = CASES | WORD_CASES
-ROOT = Path(__file__).parents[2]
-
-
-def shipped_sources() -> list[Source]:
-    """What the project's own entry points register, without the package being installed, and the tests' own."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [Source(name, "tests", name, lambda arch=arch: arch) for name, arch in WORDS.items()] + [
-        Source(name, "strata-moe", target, lambda target=target: _value(target))
-        for name, target in project["entry-points"]["strata.architectures"].items()
-    ]
-
-
-def _value(target: str) -> Arch:
-    module, _, attribute = target.partition(":")
-    return getattr(import_module(module), attribute)
+from strata.arch.registry import Registry
 
 
 @pytest.fixture(scope="session")
 def registry() -> Registry:
-    """The shipped architectures and those of words.py."""
+    """The shipped architectures and those of arch_words.py."""
     return Registry(sources=shipped_sources())
 
 

@@ -5,7 +5,7 @@ They keep every word of the vocabulary under llama.cpp's judgement.
 
 from __future__ import annotations
 
-from cases import (
+from arch_cases import (
     BASE_KEYS,
     BLOCK_NORMS,
     EXPERT_KEYS,

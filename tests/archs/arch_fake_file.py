@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from cases import N_VOCAB, Case
+from arch_cases import N_VOCAB, Case
 
 from strata.gguf.reader import Tensor
 

@@ -5,9 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cases import CASES, KV_RANK, N_EMBD, N_EXPERT, N_FF, N_FF_EXP, V3_ROUTING, Case, _deepseek2, _longrope, _qwen3moe
-from fake_file import changed, fake_file
-from words import WORD_CASES
+from arch_cases import (
+    CASES,
+    KV_RANK,
+    N_EMBD,
+    N_EXPERT,
+    N_FF,
+    N_FF_EXP,
+    V3_ROUTING,
+    Case,
+    _deepseek2,
+    _longrope,
+    _qwen3moe,
+)
+from arch_fake_file import changed, fake_file
+from arch_words import WORD_CASES
 
 from strata.arch.bind import bind, inspect_binding
 from strata.arch.bound import BoundArch, BoundGqa, BoundMla, BoundMoe
@@ -207,7 +219,7 @@ def per_expert(case: Case) -> Case:
 
 
 def test_bias_and_scale_on_a_dense_matrix_are_refused(registry: Registry) -> None:
-    with pytest.raises(BindError, match="blk.0.ffn_up has both a bias and a scale"):
+    with pytest.raises(BindError, match=r"blk\.0\.ffn_up has both a bias and a scale"):
         bound_of(registry, changed(DENSE, add={"blk.0.ffn_up.scale": [1]}))
 
 
@@ -279,7 +291,7 @@ def test_next_token_blocks_are_ignored_by_name(registry: Registry) -> None:
 
 def test_longrope_needs_both_lists(registry: Registry) -> None:
     case = _longrope(n_ctx=512, original=128)
-    with pytest.raises(BindError, match="rope_factors_short.weight"):
+    with pytest.raises(BindError, match=r"rope_factors_short\.weight"):
         bound_of(registry, changed(case, drop="rope_factors_short.weight"))
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ALL_CASES
-from tiny import prompt
+from arch_sources import ALL_CASES
+from arch_tiny import prompt
 
 from strata.arch.bind import bind
 from strata.arch.bound import BoundFfn

@@ -8,7 +8,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from cases import N_VOCAB, Case
+from arch_cases import N_VOCAB, Case
 
 OUTPUT_STD, ROUTER_STD = 3.0, 2.0
 

@@ -1,6 +1,6 @@
 """Golden plans: one JSON file per architecture under golden/, one table row a line, so that a change reads as a diff.
 
-`python tests/archs/golden.py` writes them anew.
+`python tests/archs/arch_golden.py` writes them anew.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 import msgspec
-from conftest import ALL_CASES, shipped_sources
-from tiny import write_case
+from arch_sources import ALL_CASES, shipped_sources
+from arch_tiny import write_case
 
 from strata.arch.bind import bind
 from strata.arch.plan import plan

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conftest import ROOT
+from arch_sources import ROOT
 from numpy.typing import NDArray
 
 from strata.arch.plan_tables import ModelPlan

@@ -7,11 +7,11 @@ from enum import IntEnum
 from itertools import pairwise
 from pathlib import Path
 
-import golden
+import arch_golden
 import msgspec
 import pytest
-from conftest import ALL_CASES, ROOT
-from tiny import write_case
+from arch_sources import ALL_CASES, ROOT
+from arch_tiny import write_case
 
 from strata.arch import plan_tables
 from strata.arch.bind import bind
@@ -44,11 +44,11 @@ def table(case_name: str, case_path: Path, registry: Registry) -> ModelPlan:
     return plan(bound, n_batch=48, n_outputs_max=5)
 
 
-@pytest.mark.parametrize("name", golden.GOLDEN)
+@pytest.mark.parametrize("name", arch_golden.GOLDEN)
 def test_golden(name: str, tmp_path: Path) -> None:
-    made = golden.made(name, write_case(ALL_CASES[name], tmp_path / f"tiny-{name}.gguf"))
-    stored = golden.golden_path(name).read_text()
-    assert golden.text(made) == stored, "if the change is meant: python tests/archs/golden.py"
+    made = arch_golden.made(name, write_case(ALL_CASES[name], tmp_path / f"tiny-{name}.gguf"))
+    stored = arch_golden.golden_path(name).read_text()
+    assert arch_golden.text(made) == stored, "if the change is meant: python tests/archs/arch_golden.py"
     assert msgspec.json.decode(stored, type=ModelPlan) == made
 
 

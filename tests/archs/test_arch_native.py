@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ALL_CASES
-from native import library_path, native_logits
-from tiny import prompt
+from arch_native import library_path, native_logits
+from arch_sources import ALL_CASES
+from arch_tiny import prompt
 
 from strata.arch.bind import bind
 from strata.arch.plan import plan

@@ -1,0 +1,78 @@
+"""Lookup by name: unknown, broken and doubled plugins, none of which harms another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from strata.arch.registry import Registry, Source, installed_sources
+from strata.arch.spec import Arch, Gqa, Rope
+from strata.errors import ModelError, UnknownArch
+
+GOOD = Arch(name="good", source="a paper", tested_with=(), attention=Gqa(rope=Rope(style="norm")))
+
+
+def source(name: str, value: Any, distribution: str = "dist") -> Source:
+    def load() -> Any:
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    return Source(name, distribution, f"{distribution}.mod:ARCH", load)
+
+
+def test_lookup() -> None:
+    registry = Registry([source("good", GOOD)])
+    assert registry.lookup("good") == GOOD
+    assert registry.names() == ["good"]
+
+
+def test_unknown_names_near_ones_and_the_way_out() -> None:
+    registry = Registry([source("qwen3moe", GOOD), source("llama", GOOD)])
+    with pytest.raises(UnknownArch) as caught:
+        registry.lookup("qwen2moe", "x.gguf")
+    text = str(caught.value)
+    assert text.startswith("x.gguf: architecture 'qwen2moe' is not registered (similar ones: qwen3moe)")
+    assert "entry point named 'qwen2moe' in group strata.architectures" in text
+    with pytest.raises(UnknownArch, match="known: llama, qwen3moe"):
+        registry.lookup("zzz")
+    with pytest.raises(UnknownArch, match="known: none"):
+        Registry([]).lookup("zzz")
+
+
+BROKEN = [
+    (ImportError("no module named x"), "ImportError: no module named x"),
+    ("text", "it gives str, not strata.arch.spec.Arch"),
+    (msgspec.structs.replace(GOOD, name="other"), "it declares 'other'"),
+    (msgspec.structs.replace(GOOD, attention=Gqa(rope=Rope(style="nope"))), "Invalid enum value 'nope'"),  # type: ignore
+    (msgspec.structs.replace(GOOD, tested_with=7), "Expected `array`, got `int`"),
+    (msgspec.structs.replace(GOOD, source=object()), "object"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), BROKEN, ids=[b[1] for b in BROKEN])
+def test_broken_plugin_breaks_itself_only(value: Any, message: str) -> None:
+    registry = Registry([source("bad", value, "third-party"), source("good", GOOD)])
+    with pytest.raises(ModelError, match=r"the plugin for 'bad' .* of third-party") as caught:
+        registry.lookup("bad")
+    assert message in str(caught.value)
+    assert registry.lookup("good") == GOOD
+    states = {entry.name: entry.state for entry in registry.listing()}
+    assert states == {"bad": "broken", "good": "ok"}
+
+
+def test_two_distributions_for_one_name() -> None:
+    sources = [source("good", GOOD, "one"), source("good", GOOD, "two")]
+    with pytest.raises(ModelError, match=r"registered by one \(one.mod:ARCH\) and two \(two.mod:ARCH\)"):
+        Registry(sources).lookup("good")
+    assert [entry.state for entry in Registry(sources).listing()] == ["duplicate", "duplicate"]
+    preferring = Registry(sources, prefer={"good": "two"})
+    assert preferring.lookup("good") == GOOD
+    assert {entry.distribution: entry.state for entry in preferring.listing()} == {"one": "duplicate", "two": "ok"}
+
+
+def test_installed_sources_are_distinct() -> None:
+    found = [(one.name, one.distribution, one.target) for one in installed_sources()]
+    assert len(found) == len(set(found))
