@@ -125,9 +125,11 @@ class NativeModel:
             return loading.result()
 
     def _report_until_done(self, loading: Future[LoadStats], on_progress: OnProgress) -> None:
-        while not loading.done():
+        done = False
+        while not done:
             with contextlib.suppress(FutureTimeout):
                 loading.exception(PROGRESS_S)
+            done = loading.done()
             on_progress(*self.progress())
 
     async def aload(
