@@ -32,16 +32,21 @@ def values(name: str, ne: list[int]) -> np.ndarray:
     return normal * np.float32(std / np.sqrt(ne[0]))
 
 
-def write_case(case: Case, path: Path, quantise: dict[str, gguf.GGMLQuantizationType] | None = None) -> Path:
-    """Write the case; `quantise` maps parts of tensor names to types, F32 otherwise."""
+def write_case(
+    case: Case,
+    path: Path,
+    quantise: dict[str, gguf.GGMLQuantizationType] | None = None,
+    given: dict[str, np.ndarray] | None = None,
+) -> Path:
+    """Write the case; `quantise` maps parts of tensor names to types, F32 otherwise. `given`: values to use as they are."""
     writer = gguf.GGUFWriter(path, case["arch"])
     for key, value in case["keys"].items():
         _add(writer, f"{case['arch']}.{key}", value)
     _add_vocabulary(writer)
     for name, ne in case["tensors"].items():
         kind = next((kind for part, kind in (quantise or {}).items() if part in name), None)
-        data = values(name, ne)
-        if kind is None or len(ne) < 2:
+        data = given[name] if given is not None else values(name, ne)
+        if kind is None or len(ne) < 2 or ne[0] % gguf.GGML_QUANT_SIZES[kind][0] != 0:
             writer.add_tensor(name, data)
         else:
             writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)

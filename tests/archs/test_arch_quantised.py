@@ -1,0 +1,102 @@
+"""Quantised weights: the plan interpreter with rounded activations is what the native engine computes, and both stay as
+close to the exact result as llama.cpp's own integer path does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from arch_cases import CASES, Case
+from arch_native import library_path, native_logits
+from arch_tiny import prompt, write_case
+
+from strata.arch.bind import bind
+from strata.arch.bound import BoundArch
+from strata.arch.plan import plan
+from strata.arch.registry import Registry
+from strata.gguf.reader import read_gguf
+from strata.reference.model import Reference
+from strata.reference.walk import PlanWalk
+from strata.reference.weights import FileWeights
+from strata.testing import oracle
+
+Type = gguf.GGMLQuantizationType
+N_TOKENS = 70
+MIXES = {
+    "q8_0": ("qwen3moe", {"ffn_gate_inp": Type.F32, ".weight": Type.Q8_0}),
+    "mxfp4": ("gpt-oss", {"_exps.weight": Type.MXFP4, "ffn_gate_inp": Type.F32, ".weight": Type.Q8_0}),
+    "q4_0": ("deepseek2", {"_b.weight": Type.F16, "shexp": Type.Q8_0, "_exps.weight": Type.Q4_0, "embd": Type.Q5_1}),
+    "mixed": ("llama", {"attn_q": Type.Q4_1, "attn_k": Type.BF16, "attn_v": Type.Q5_0, "ffn_up_exps": Type.Q8_0}),
+}
+
+
+@pytest.fixture(scope="module", params=list(MIXES))
+def bound(request: pytest.FixtureRequest, registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> BoundArch:
+    name, types = MIXES[request.param]
+    path = write_case(CASES[name], tmp_path_factory.mktemp("quantised") / f"{request.param}.gguf", types)
+    return bind(registry.lookup(name), read_gguf(path))
+
+
+def rounded(bound: BoundArch) -> np.ndarray:
+    table = plan(bound, n_batch=N_TOKENS, n_outputs_max=N_TOKENS)
+    return PlanWalk(table, FileWeights(bound.paths), rounded=True).logits(prompt(N_TOKENS), N_TOKENS)
+
+
+@pytest.mark.skipif(library_path() is None, reason="libstrata is not built")
+def test_native_rounds_as_the_interpreter_does(bound: BoundArch) -> None:
+    table = plan(bound, n_batch=N_TOKENS, n_outputs_max=N_TOKENS)
+    native = native_logits(table, prompt(N_TOKENS), N_TOKENS)
+    # float32 sums may tip a value over a rounding border, which changes one int8 step
+    assert oracle.kl_divergence(rounded(bound), native).mean() < 2e-5
+
+
+@pytest.mark.peer
+def test_as_close_to_exact_as_llama_cpp(bound: BoundArch) -> None:
+    exact = Reference(bound, FileWeights(bound.paths)).logits(prompt(N_TOKENS))
+    judged = oracle.logits(bound.paths[0], prompt(N_TOKENS), dequant=True, n_threads=1)
+    assert oracle.kl_divergence(judged, exact).max() < 1e-6
+    theirs = oracle.kl_divergence(exact, oracle.logits(bound.paths[0], prompt(N_TOKENS), n_threads=1)).mean()
+    assert oracle.kl_divergence(exact, rounded(bound)).mean() < max(1.2 * theirs, theirs + 1e-4)
+
+
+def test_one_tensor_per_expert_equals_stacks(registry: Registry, tmp_path: Path) -> None:
+    """The same weights in old Mixtral spelling give the same plan's arena and the same logits."""
+    stacked, single = CASES["llama"], per_expert(CASES["llama"])
+    paths = [write_case(stacked, tmp_path / "stacked.gguf"), tmp_path / "single.gguf"]
+    write_split_experts(single, paths[0], paths[1])
+    results: list[np.ndarray] = []
+    for path in paths:
+        file = bind(registry.lookup("llama"), read_gguf(path))
+        table = plan(file, n_batch=40, n_outputs_max=40)
+        walked = PlanWalk(table, FileWeights(file.paths)).logits(prompt(40), 40)
+        np.testing.assert_array_equal(walked, PlanWalk(table, FileWeights(file.paths)).logits(prompt(40), 40))
+        results.append(walked)
+        if library_path() is not None:
+            results.append(native_logits(table, prompt(40), 40))
+    half = len(results) // 2
+    for a, b in zip(results[:half], results[half:], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def per_expert(case: Case) -> Case:
+    """Names and shapes with one tensor for each expert."""
+    tensors: dict[str, list[int]] = {}
+    for name, ne in case["tensors"].items():
+        if "_exps.weight" in name:
+            stem = name.replace("_exps.weight", "")
+            tensors |= {f"{stem}.{e}.weight": ne[:2] for e in range(ne[2])}
+        else:
+            tensors[name] = ne
+    return case | {"tensors": tensors}
+
+
+def write_split_experts(case: Case, source: Path, target: Path) -> None:
+    """Write `case` with the values of the stacked file."""
+    values = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(source).tensors}
+    for name in [name for name in values if "_exps.weight" in name]:
+        stem = name.replace("_exps.weight", "")
+        values |= {f"{stem}.{e}.weight": one for e, one in enumerate(values[name])}
+    write_case(case, target, given=values)
