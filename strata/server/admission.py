@@ -61,7 +61,7 @@ class Admission:
             self.n_open -= n_sequences
             self._check_idle()
 
-    def left_after(self, stay_s: float) -> None:
+    def note_stay(self, stay_s: float) -> None:
         """Take note of how long a request stayed, for retry_after_s."""
         self._mean_s += 0.2 * (stay_s - self._mean_s)
 

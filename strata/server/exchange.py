@@ -108,11 +108,14 @@ class Exchange:
 
     def admit(self, n_sequences: int) -> None:
         """Take places for the rest of this exchange. Raises: NotReady, Overloaded."""
-        self._places.enter_context(self.services.admission.admit(n_sequences))
+        admission = self.services.admission
+        self._places.enter_context(admission.admit(n_sequences))
+        admitted_at_s = trio.current_time()
+        self._places.callback(lambda: admission.note_stay(trio.current_time() - admitted_at_s))
 
     def leave(self) -> None:
         """Give the places back; idempotent."""
-        self._places.close()
+        self._places.close()  # runs what was put there once
 
     def own(self, stream: Stream) -> None:
         """Make `stream` end with this exchange."""

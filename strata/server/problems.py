@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 from starlette.types import Scope
@@ -74,8 +74,6 @@ class BodyTooLarge(StrataError):
 
 class ClientGone(Exception):
     """The connection ended; nobody is left to answer. Never reaches a client."""
-
-    reason: ClassVar[str] = "disconnect"
 
 
 _OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}

@@ -16,6 +16,7 @@ from strata.server.app import App, build_app
 from strata.server.ports import ServedModel
 from strata.telemetry.metrics import Metrics
 from strata.telemetry.observer import EngineTelemetry
+from strata.telemetry.tracing import Tracing
 from strata.text.chat import ChatTemplate
 from strata.types import Delta, FinishReason, PrefillProgress, Request, TokenInfo, TokenLogprob, Usage
 
@@ -221,6 +222,7 @@ async def real_engine_app(
     step_s: float = 0.0,
     max_seqs: int = 2,
     failures: list[StrataError] | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[tuple[App, Engine, FakeBackend]]:
     """An application on the real engine, scheduler included, over the backend without a model.
 
@@ -229,7 +231,7 @@ async def real_engine_app(
     limits = BackendLimits(n_ctx=256, n_batch=16, max_seqs=max_seqs, n_kv_blocks=32, n_vocab=N_VOCAB)
     backend = FakeBackend(limits, next_token, step_s=step_s)
     metrics = Metrics()
-    engine = Engine(backend, ByteTokenizer(), observer=EngineTelemetry(metrics))
+    engine = Engine(backend, ByteTokenizer(), observer=EngineTelemetry(metrics, tracing))
 
     async def run() -> None:
         try:
@@ -241,7 +243,8 @@ async def real_engine_app(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
-        yield build_app(make_model(engine), config or ServerConfig(), metrics=metrics), engine, backend
+        app = build_app(make_model(engine), config or ServerConfig(), metrics=metrics, tracing=tracing)
+        yield app, engine, backend
         nursery.cancel_scope.cancel()
 
 

@@ -2,10 +2,13 @@
 
 import pytest
 from fake_engine import HANG, end, fake_app, real_engine_app, say
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from trio.testing import wait_all_tasks_blocked
 
 from strata.config import ServerConfig
 from strata.telemetry.metrics import METRICS
+from strata.telemetry.tracing import OtelTracing
 from strata.testing.clients import memory_server
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -141,3 +144,26 @@ async def test_each_exchange_writes_one_log_line(caplog):
     assert record.fields["status"] == 200
     assert (record.fields["n_prompt"], record.fields["n_generated"]) == (5, 3)
     assert engine.requests[0].request_id == record.fields["id"] + ".0"
+
+
+async def test_spans_of_requests_on_the_real_engine(autojump_clock):
+    exporter = InMemorySpanExporter()
+    tracing = OtelTracing(SimpleSpanProcessor(exporter))
+    async with (
+        real_engine_app(lambda ids: 97, step_s=1.0, tracing=tracing) as (app, _, _),
+        memory_server(app) as server,
+    ):
+        await server.connect().post_json("/v1/completions", {"prompt": "abc", "max_tokens": 3, "n": 2})
+        client = server.connect()
+        answer = await client.request("POST", "/v1/completions", {"prompt": "abc", "max_tokens": 99, "stream": True})
+        await answer.next_event()
+        await client.aclose()
+        await wait_all_tasks_blocked()
+        await server.connect().get_json("/health")
+    names = [span.name for span in exporter.get_finished_spans()]
+    phases = ["queue", "prefill", "decode"]
+    assert names == [*phases, *phases, "request", *phases, "request", "request"]
+    assert [s.attributes["strata.outcome"] for s in exporter.get_finished_spans() if s.name == "decode"] == [
+        "length", "length", "aborted",
+    ]  # fmt: skip
+    tracing.close()
