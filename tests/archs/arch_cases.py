@@ -115,6 +115,24 @@ def _llama_dense(**keys: Any) -> Case:
     return {"arch": "llama", "keys": BASE_KEYS | numbers | keys, "tensors": _ends(True) | _layers(2, stems)}
 
 
+def _olmoe(qkv: Tensors | None = None) -> Case:
+    n_head = N_EMBD // HEAD  # query and output matrices are square, and every head has its own key
+    rows = {f"attn_{x}.weight": [N_EMBD, N_EMBD] for x in ("q", "k", "v", "output")}
+    rows |= {f"attn_{x}_norm.weight": [N_EMBD] for x in "qk"}
+    stems = BLOCK_NORMS | rows | _experts(N_FF)
+    if qkv is not None:
+        stems = {
+            name: ne for name, ne in stems.items() if name not in ("attn_q.weight", "attn_k.weight", "attn_v.weight")
+        }
+    numbers = {"block_count": 2, "feed_forward_length": N_FF, "rope.dimension_count": HEAD}
+    numbers |= {"attention.head_count": n_head, "attention.head_count_kv": n_head}
+    return {
+        "arch": "olmoe",
+        "keys": BASE_KEYS | EXPERT_KEYS | numbers,
+        "tensors": _ends(True) | _layers(2, stems | (qkv or {})),
+    }
+
+
 Q_RANK, KV_RANK, N_ROT, NOPE, V_MLA = 48, 40, 16, 24, 20
 
 
@@ -230,6 +248,8 @@ CASES: dict[str, Case] = {
         n_head=1, **V3_ROUTING, **{"attention.temperature_scale": 0.4, "attention.temperature_length": 16}
     ),
     "deepseek2-nextn": _with_nextn(_deepseek2(**V3_ROUTING)),
+    "olmoe": _olmoe(),
+    "olmoe-fused-qkv": _olmoe({"attn_qkv.weight": [N_EMBD, 3 * N_EMBD], "attn_qkv.bias": [3 * N_EMBD]}),
     "llama": _plus(_llama(), {"rope_freqs.weight": [HEAD // 2]}),
     "llama-tied-scales": _llama(
         output=False, extra=_output(bias=True) | _scales(QKV_STEMS, 1) | _scales(EXPERT_STEMS, N_EXPERT)

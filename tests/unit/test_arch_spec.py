@@ -10,7 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from strata.arch.bind_tensors import Claims
 from strata.arch.spec import Arch, Dim, Gqa, Key, Rope, derive
+from strata.gguf.reader import Tensor
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "plugins/strata_archs"
@@ -81,6 +83,15 @@ def test_modules_and_entry_points_agree() -> None:
     assert {target.partition(":")[0] for target in ENTRY_POINTS.values()} == {f"strata_archs.{p.stem}" for p in MODULES}
 
 
+def test_the_docs_list_every_architecture() -> None:
+    text = (ROOT / "docs/add-an-arch.md").read_text()
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| `")}
+    listed = {name.strip("`"): line for name, line in rows.items() if "plugins/strata_archs" in line}
+    assert set(listed) == set(ENTRY_POINTS)
+    for name, target in ENTRY_POINTS.items():
+        assert f"`plugins/{target.partition(':')[0].replace('.', '/')}.py`" in listed[name]
+
+
 @pytest.mark.parametrize("name", ENTRY_POINTS)
 def test_declaration(name: str) -> None:
     """Its name is the entry point's, its module is named after it, and its JSON reads back."""
@@ -113,6 +124,21 @@ def test_derive() -> None:
         derive(parent, nextn=True)
     with pytest.raises(TypeError, match="naem"):
         derive(parent, name="b", naem=1)
+
+
+def test_ignore_globs_are_honoured() -> None:
+    """Tensors that a declaration names as unused are neither bound nor unexpected."""
+    claims = Claims(_Empty({"v.a.weight": Tensor("v.a.weight", 0, (4,), 0, 0, 16)}), ())
+    claims.settle(("v.*",))
+    assert claims.ignored == {"v.a.weight": "the declaration ignores v.*"}
+    assert claims.unexpected == []
+
+
+class _Empty(msgspec.Struct):
+    tensors: dict[str, Tensor]
+    paths: tuple[str, ...] = ()
+    metadata: dict[str, str] = {}
+    kinds: dict[str, str] = {}
 
 
 def test_misspelt_fields_fail_at_once() -> None:
