@@ -39,6 +39,7 @@ class SyntheticModel:
         self.paths: tuple[Path, ...] = ()
         self.typed_metadata = metadata(shape, name)
         self.metadata: Mapping[str, Any] = {key: value for key, (_, value) in self.typed_metadata.items()}
+        self.kinds: Mapping[str, str] = {key: kind for key, (kind, _) in self.typed_metadata.items()}
         self._entries = {entry.name: entry for entry in entries(shape, quant or shape.quant)}
         self.tensors: Mapping[str, Tensor] = self._place()
         self._weights = WeightSource(seed)
