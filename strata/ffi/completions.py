@@ -7,6 +7,7 @@ nothing with it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
@@ -30,7 +31,7 @@ class Completions(Generic[T]):
     async def wait(self, ticket: int) -> T:
         """Return the ticket's result, once.
 
-        Cancellation: immediate; the result stays readable by a later wait.
+        Cancellation: immediate; the result stays readable by a later wait. Raises: what `collect` raises.
         """
         await trio.lowlevel.checkpoint()
         while True:
@@ -42,7 +43,8 @@ class Completions(Generic[T]):
                 continue
             self._led = True
             try:
-                await trio.lowlevel.wait_readable(self._fd)
+                with contextlib.suppress(trio.ClosedResourceError):  # `collect` says what that means
+                    await trio.lowlevel.wait_readable(self._fd)
             finally:
                 self._led = False
                 self._followers.unpark_all()

@@ -317,19 +317,26 @@ class NativeBackend:
         )
 
     async def aclose(self) -> None:
-        """Abort what runs and free the engine, in a thread; bounded by the running op. Idempotent."""
-        if self._handle is None:
+        """Abort what runs and free the engine, in a thread; bounded by the running op. Idempotent.
+
+        Tasks that still wait get EngineStopped. Cancellation: the engine is closed all the same.
+        """
+        handle, self._handle = self._handle, None
+        if handle is None:
             await trio.lowlevel.checkpoint()
             return
         trio.lowlevel.notify_closing(self._fd)
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self.close)
+            await trio.to_thread.run_sync(self._close, handle)
 
     def close(self) -> None:
         """As `aclose`, blocking. Raises: EngineStopped when a lost worker keeps the engine's memory."""
         handle, self._handle = self._handle, None
         if handle is not None:
-            self._check(self._lib.strata_engine_close(handle), "strata_engine_close")
+            self._close(handle)
+
+    def _close(self, handle: Any) -> None:
+        self._check(self._lib.strata_engine_close(handle), "strata_engine_close")
 
     def _collect(self) -> Iterator[tuple[int, StepResult]]:
         """Poll the library; the results of steps that have finished, their arrays free again."""

@@ -151,6 +151,24 @@ async def test_closed_engines_answer(engine: NativeBackend) -> None:
     assert engine.health().phase == "dead"
 
 
+async def test_closing_wakes_those_who_wait(engine: NativeBackend) -> None:
+    stopped: list[int] = []
+
+    async def wait(ticket: int) -> None:
+        try:
+            await engine.wait(ticket)
+        except EngineStopped:
+            stopped.append(ticket)
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            for ticket in (98, 99):  # never submitted: nothing but the end can wake them
+                nursery.start_soon(wait, ticket)
+            await trio.testing.wait_all_tasks_blocked()
+            await engine.aclose()
+    assert sorted(stopped) == [98, 99]
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
