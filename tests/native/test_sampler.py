@@ -29,8 +29,7 @@ def reference(abi: Any, logits: Any, params: Params) -> int:
     candidates = filtered(logits, params, abi.strata_test_uniform(params.seed, params.counter, 1))
     off = Params()
     names = ("top_k", "top_p", "min_p", "typical_p", "top_n_sigma")
-    xtc = params.xtc_probability > 0 and params.xtc_threshold <= 0.5
-    if not xtc and all(getattr(params, name) == getattr(off, name) for name in names):
+    if all(getattr(params, name) == getattr(off, name) for name in names):
         candidates.sort(key=lambda c: c[1])  # nothing to sort for: the vocabulary is walked by id
     return draw(candidates, params.temperature, uniform)
 

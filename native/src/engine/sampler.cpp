@@ -6,143 +6,50 @@
 #include "engine/kv.h"
 #include "engine/philox.h"
 #include "engine/sampler_adjust.h"
-#include "engine/sampler_filters.h"
+#include "engine/sampler_dense.h"
 
 namespace strata {
 namespace {
 
-constexpr int64_t kBlock = 1024;       // vocabulary entries of one partial sum
 constexpr int32_t kMaxSlots = 4;       // samples drawn at the same time: each holds memory for a whole vocabulary
 
 float infinity() { return v_from_bits(static_cast<int32_t>(0x7f800000)); }
-
-// One sample in work: the logits in force (raw or adjusted) and their largest value.
-struct Sampling {
-  const SampleArgs& args;
-  const SamplerMemory& memory;
-  const float* logits;
-  float largest;
-
-  const strata_sample& params() const { return args.params; }
-  int64_t min_keep() const { return params().min_keep < 1 ? 1 : params().min_keep; }
-};
-
-// Sum of exp(x - largest) over values >= bound, in double over blocks; minus infinity counts nothing.
-double exp_sum(const SampleArgs& args, const SamplerMemory& memory, const float* x, float largest, float bound) {
-  double sum = 0.0;
-  for (int64_t first = 0; first < args.n_vocab; first += kBlock) {
-    const int64_t n = std::min(kBlock, args.n_vocab - first);
-    const float all = args.vec.exp_sub(x + first, largest, memory.work, n);
-    if (bound == -infinity()) {
-      sum += static_cast<double>(all);
-      continue;
-    }
-    for (int64_t i = 0; i < n; ++i) sum += x[first + i] >= bound ? static_cast<double>(memory.work[i]) : 0.0;
-  }
-  return sum;
-}
-
-// largest - n_sigma * (standard deviation of the logits that are not minus infinity).
-float sigma_bound(const Sampling& s) {
-  const float n_sigma = s.params().top_n_sigma;
-  if (!(n_sigma > 0.0f)) return -infinity();
-  double sums[8] = {}, squares[8] = {};
-  int64_t count = 0;
-  for (int64_t i = 0; i < s.args.n_vocab; ++i) {
-    const bool valid = s.logits[i] != -infinity();
-    sums[i % 8] += valid ? static_cast<double>(s.logits[i]) : 0.0;
-    count += valid ? 1 : 0;
-  }
-  double sum = 0.0, square = 0.0;
-  for (const double part : sums) sum += part;
-  const double mean = sum / static_cast<double>(count);
-  for (int64_t i = 0; i < s.args.n_vocab; ++i) {
-    const double off = s.logits[i] != -infinity() ? static_cast<double>(s.logits[i]) - mean : 0.0;
-    squares[i % 8] += off * off;
-  }
-  for (const double part : squares) square += part;
-  const double deviation = __builtin_sqrt(square / static_cast<double>(count));
-  return static_cast<float>(static_cast<double>(s.largest) - static_cast<double>(n_sigma) * deviation);
-}
 
 float min_p_bound(float min_p, float largest) {
   if (!(min_p > 0.0f)) return -infinity();
   return static_cast<float>(static_cast<double>(largest) + m_log_double(static_cast<double>(min_p)));
 }
 
-// Draws from the whole vocabulary without sorting it: the cumulative sum runs in order of ids.
-int32_t draw_from_all(const Sampling& s, double uniform) {
-  const int64_t n_vocab = s.args.n_vocab;
-  const float temperature = s.params().temperature;
-  double sum = 0.0;
-  for (int64_t first = 0; first < n_vocab; first += kBlock) {
-    const int64_t n = std::min(kBlock, n_vocab - first);
-    float* p = s.memory.work + first;
-    for (int64_t i = 0; i < n; ++i) p[i] = (s.logits[first + i] - s.largest) / temperature;
-    s.memory.prob[first / kBlock] = static_cast<double>(s.args.vec.exp_sub(p, 0.0f, p, n));
-    sum += s.memory.prob[first / kBlock];
-  }
-  const double target = uniform * sum;
-  double mass = 0.0;
-  int64_t first = 0;
-  while (first + kBlock < n_vocab && mass + s.memory.prob[first / kBlock] <= target) {
-    mass += s.memory.prob[first / kBlock];
-    first += kBlock;
-  }
-  // A block's sum and the sum of its values differ in rounding: past its end the last value with any mass is taken.
-  int64_t token = -1;
-  for (int64_t i = first; i < n_vocab; ++i) {
-    if (s.memory.work[i] == 0.0f) continue;
-    if (token >= 0 && i >= first + kBlock) break;
-    token = i;
-    mass += static_cast<double>(s.memory.work[i]);
-    if (mass > target) break;
-  }
-  for (int64_t i = first; token < 0; --i) token = s.memory.work[i] != 0.0f ? i : -1;
-  return static_cast<int32_t>(token);
-}
-
-// Head of the distribution that holds what top-p may keep, found by ever lower bounds: sorting a few hundred candidates
-// is cheaper than sorting the vocabulary.
-CandidateList top_p_head(const Sampling& s, float bound) {
-  CandidateList list{s.memory.list, 0, s.memory.prob};
-  const double mass = exp_sum(s.args, s.memory, s.logits, s.largest, bound);
-  const double wanted = static_cast<double>(s.params().top_p) * mass;
-  for (const float cut : {8.0f, 16.0f, 32.0f, infinity()}) {
-    list.n = select_above(s.logits, s.args.n_vocab, std::max(bound, s.largest - cut), list.data);
-    if (cut == infinity() || (list.n >= s.min_keep() && list.exponentials() > wanted * 1.000001)) break;
-  }
-  if (list.n < s.min_keep()) list.n = select_best(s.logits, s.args.n_vocab, s.min_keep(), list.data);
-  filter_top_p(list, s.params().top_p, s.min_keep(), mass);
-  return list;
-}
-
 // Candidates after top-n-sigma, top-k, typical, top-p and min-p.
 CandidateList candidates(const Sampling& s) {
   const strata_sample& p = s.params();
   const int64_t min_keep = s.min_keep();
-  const float sigma = sigma_bound(s), min_p = min_p_bound(p.min_p, s.largest);
+  float sigma = sigma_bound(s);
   CandidateList list{s.memory.list, 0, s.memory.prob};
+  if (sigma > -infinity() && min_keep > 1) {
+    list.n = select_best(s.logits, s.args.n_vocab, min_keep, list.data);
+    sigma = std::min(sigma, list.data[list.n - 1].logit);
+  }
   if (p.top_k > 0) {
     list.n = select_best(s.logits, s.args.n_vocab, std::max(int64_t{p.top_k}, min_keep), list.data);
     filter_bound(list, sigma, min_keep);
-  } else if (p.typical_p >= 1.0f && p.top_p < 1.0f) {
-    list = top_p_head(s, sigma);
-    filter_bound(list, min_p, min_keep);
-    return list;
+    filter_typical(list, p.typical_p, min_keep, s.memory);
+    filter_top_p(list, p.top_p, min_keep, 0.0);
+  } else if (p.typical_p < 1.0f) {
+    list = typical_of_all(s, sigma);
+    filter_top_p(list, p.top_p, min_keep, 0.0);
+  } else if (p.top_p < 1.0f) {
+    list = top_p_of_all(s, sigma);
   } else {
-    // Without typical and top-p in between, min-p is one more bound.
-    const float bound = p.typical_p >= 1.0f ? std::max(sigma, min_p) : sigma;
-    list.n = select_above(s.logits, s.args.n_vocab, bound, list.data);
+    // Nothing stands between them: min-p is one more bound.
+    list.n = select_above(s.logits, s.args.n_vocab, std::max(sigma, min_p_bound(p.min_p, s.largest)), list.data);
     if (list.n < min_keep) list.n = select_best(s.logits, s.args.n_vocab, min_keep, list.data);
   }
-  filter_typical(list, p.typical_p, min_keep, s.memory);
-  filter_top_p(list, p.top_p, min_keep, 0.0);
   filter_bound(list, min_p_bound(p.min_p, list.data[0].logit), min_keep);
   return list;
 }
 
-int32_t draw_token(const Sampling& s) {
+int32_t draw_token(Sampling& s) {
   const strata_sample& p = s.params();
   int64_t first = 0;
   if (p.temperature <= 0.0f || s.largest == infinity()) {
@@ -151,10 +58,14 @@ int32_t draw_token(const Sampling& s) {
   }
   const double uniform = philox_uniform(p.seed, p.counter, Draw::token);
   const bool xtc = p.xtc_probability > 0.0f && p.xtc_threshold <= 0.5f;
-  const bool filters = p.top_k > 0 || p.top_p < 1.0f || p.min_p > 0.0f || p.typical_p < 1.0f || p.top_n_sigma > 0.0f || xtc;
-  if (!filters) return draw_from_all(s, uniform);
+  const double xtc_uniform = xtc ? philox_uniform(p.seed, p.counter, Draw::xtc) : 1.0;
+  const bool filters = p.top_k > 0 || p.top_p < 1.0f || p.min_p > 0.0f || p.typical_p < 1.0f || p.top_n_sigma > 0.0f;
+  if (!filters) {
+    if (xtc) xtc_on_all(s, xtc_uniform);
+    return draw_from_all(s, uniform);
+  }
   CandidateList list = candidates(s);
-  if (xtc) filter_xtc(list, p.xtc_probability, p.xtc_threshold, s.min_keep(), philox_uniform(p.seed, p.counter, Draw::xtc));
+  if (xtc) filter_xtc(list, p.xtc_probability, p.xtc_threshold, s.min_keep(), xtc_uniform);
   return draw_from_list(list, p.temperature, uniform);
 }
 
@@ -162,7 +73,7 @@ int32_t draw_token(const Sampling& s) {
 void add_logprobs(const SampleArgs& args, const SamplerMemory& memory, float largest, strata_sampled& out) {
   const int32_t wanted = args.params.n_logprobs;
   if (wanted < 0) return;
-  const double log_sum = static_cast<double>(largest) + m_log_double(exp_sum(args, memory, args.logits, largest, -infinity()));
+  const double log_sum = static_cast<double>(largest) + m_log_double(exp_all(args, memory, args.logits, largest, -infinity()));
   out.logprob = static_cast<float>(static_cast<double>(args.logits[out.token]) - log_sum);
   if (wanted == 0) return;
   out.n_top = static_cast<int32_t>(select_best(args.logits, args.n_vocab, std::min(wanted, STRATA_MAX_LOGPROBS), memory.list));

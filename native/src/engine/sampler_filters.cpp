@@ -68,17 +68,24 @@ void filter_top_p(CandidateList& list, float top_p, int64_t min_keep, double mas
   }
 }
 
-// Locally typical sampling: candidates whose surprise is nearest to the entropy, until their mass exceeds typical_p.
 void filter_typical(CandidateList& list, float typical_p, int64_t min_keep, const SamplerMemory& memory) {
   if (typical_p >= 1.0f || list.n == 0) return;
-  const double sum = list.exponentials(), log_sum = m_log_double(sum);
-  double entropy = 0.0;
+  const float largest = list.data[0].logit;
+  TypicalFacts facts{list.exponentials(), 0.0, 0.0};
+  facts.log_mass = m_log_double(facts.mass);
   for (int64_t i = 0; i < list.n; ++i) {
-    memory.score[i] = log_sum - (static_cast<double>(list.data[i].logit) - static_cast<double>(list.data[0].logit));  // -log p
-    entropy += list.prob[i] / sum * memory.score[i];
+    const double below = static_cast<double>(list.data[i].logit) - static_cast<double>(largest);
+    facts.entropy += list.prob[i] / facts.mass * (facts.log_mass - below);
   }
+  keep_typical(list, typical_p, min_keep, memory, largest, facts);
+}
+
+void keep_typical(CandidateList& list, float typical_p, int64_t min_keep, const SamplerMemory& memory, float largest,
+                  const TypicalFacts& facts) {
   for (int64_t i = 0; i < list.n; ++i) {
-    memory.score[i] = memory.score[i] < entropy ? entropy - memory.score[i] : memory.score[i] - entropy;
+    const double below = static_cast<double>(list.data[i].logit) - static_cast<double>(largest);
+    list.prob[i] = exp_bounded(below);
+    memory.score[i] = facts.distance(below);
     memory.order[i] = static_cast<int32_t>(i);
   }
   std::sort(memory.order, memory.order + list.n, [&](int32_t a, int32_t b) {
@@ -87,7 +94,7 @@ void filter_typical(CandidateList& list, float typical_p, int64_t min_keep, cons
   int64_t kept = list.n;
   double mass = 0.0;
   for (int64_t i = 0; i < list.n; ++i) {
-    mass += list.prob[memory.order[i]] / sum;
+    mass += list.prob[memory.order[i]] / facts.mass;
     if (mass > static_cast<double>(typical_p) && i + 1 >= min_keep) {
       kept = i + 1;
       break;
@@ -102,16 +109,19 @@ void filter_bound(CandidateList& list, float bound, int64_t min_keep) {
   while (list.n > min_keep && list.data[list.n - 1].logit < bound) --list.n;
 }
 
-// Exclude top choices: with this probability, all candidates at or above the threshold but the last of them leave.
-void filter_xtc(CandidateList& list, float probability, float threshold, int64_t min_keep, double uniform) {
-  if (probability <= 0.0f || threshold > 0.5f || list.n < 2) return;
-  if (!(uniform < static_cast<double>(probability))) return;
-  const double sum = list.exponentials();
+int64_t xtc_count(const CandidateList& list, float threshold, int64_t min_keep, double mass, int64_t n_all) {
+  if (list.n < 2) return 0;
+  list.exponentials();
   int64_t last = 0;
-  while (last + 1 < list.n && list.prob[last + 1] >= static_cast<double>(threshold) * sum) ++last;
-  if (last == 0 || list.n - last < min_keep) return;
-  for (int64_t i = last; i < list.n; ++i) list.data[i - last] = list.data[i];
-  list.n -= last;
+  while (last + 1 < list.n && list.prob[last + 1] >= static_cast<double>(threshold) * mass) ++last;
+  return n_all - last < min_keep ? 0 : last;
+}
+
+void filter_xtc(CandidateList& list, float probability, float threshold, int64_t min_keep, double uniform) {
+  if (!(uniform < static_cast<double>(probability)) || list.n < 2) return;
+  const int64_t first = xtc_count(list, threshold, min_keep, list.exponentials(), list.n);
+  for (int64_t i = first; i < list.n; ++i) list.data[i - first] = list.data[i];
+  list.n -= first;
 }
 
 int32_t draw_from_list(const CandidateList& list, float temperature, double uniform) {
