@@ -27,6 +27,8 @@ from strata.telemetry.tracing import Tracing
 
 log = logging.getLogger("strata.server")
 
+_LAST_WORDS_S = 1.0
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -148,6 +150,11 @@ class Exchange:
         await BytesReply(body, status=error.http_status, headers=error_headers(error))(self)
 
 
+def last_words() -> trio.CancelScope:
+    """Return the scope in which an answer is ended: a dying engine cancels the server that is about to tell of it."""
+    return trio.CancelScope(shield=True, deadline=trio.current_time() + _LAST_WORDS_S)
+
+
 class BytesReply:
     """A whole answer."""
 
@@ -238,7 +245,8 @@ class Endpoint:
     async def _report(self, exchange: Exchange, error: StrataError) -> None:
         exchange.fields["error"] = error.code
         if exchange.status is None:
-            await exchange.send_error(error)
+            with last_words():
+                await exchange.send_error(error)
 
     def _close(self, exchange: Exchange) -> None:
         exchange.leave()

@@ -11,7 +11,7 @@ import trio
 
 from strata.errors import StrataError
 from strata.server import sse
-from strata.server.exchange import Exchange
+from strata.server.exchange import Exchange, last_words
 from strata.server.generation import note_usage, open_streams, pump
 from strata.types import Delta, Request, Usage
 
@@ -72,7 +72,8 @@ class SseResponse:
                     log.exception("a stream failed")
                     failure = StrataError("an internal error; the server's log has the details")
                 if writer.has_started:
-                    await writer.end(failure)
+                    with last_words():
+                        await writer.end(failure)
                 nursery.cancel_scope.cancel()
         note_usage(exchange, self._usages)
         if failure is not None:

@@ -6,6 +6,7 @@ from fake_engine import HANG, ByteTokenizer, Wait, end, fake_app, real_engine_ap
 from trio.testing import wait_all_tasks_blocked
 
 from strata.config import ServerConfig
+from strata.errors import EngineStopped
 from strata.testing.clients import memory_server
 from strata.types import PrefillProgress
 
@@ -244,3 +245,20 @@ async def test_a_dying_device_ends_every_stream_with_an_error(autojump_clock):
         status, health = await server.connect().get_json("/health")
         assert (status, health["status"]) == (503, "stopped")
         assert (await server.connect().post_json("/v1/chat/completions", CHAT))[0] == 503
+
+
+async def test_the_engines_end_takes_the_server_with_it_but_clients_are_told(autojump_clock):
+    answers = []
+    with pytest.raises(ExceptionGroup) as ended:  # noqa: PT012  # the block is what ends
+        async with real_engine_app(next_letter, step_s=1.0) as (app, _, backend), memory_server(app) as server:
+            streamed, whole = server.connect(), server.connect()
+            answers.append(await streamed.request("POST", "/v1/chat/completions", CHAT | {"stream": True}))
+            await whole.send("POST", "/v1/chat/completions", CHAT)
+            await answers[0].next_event()
+            backend.fail_at_step = len(backend.batches) + 2
+            with trio.CancelScope(shield=True):
+                answers.append(await whole.answer())
+                answers.append(await answers[0].events())
+    assert ended.group_contains(EngineStopped)
+    assert answers[1].status == 503
+    assert answers[2][-1].json()["error"]["code"] == "engine_stopped"
