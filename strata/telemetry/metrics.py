@@ -22,7 +22,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class MetricSpec(msgspec.Struct, frozen=True):
-    """One metric. "sampled" ones are read from the engine when /metrics is asked, the others are counted as they occur."""
+    """One metric. "sampled" ones are read from the engine when /metrics is asked, the others counted as they occur."""
 
     name: str
     kind: Literal["counter", "histogram", "sampled_gauge", "sampled_counter"]
