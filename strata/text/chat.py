@@ -173,20 +173,20 @@ class ChatTemplate:
         def user(content: object) -> Message:
             return {"role": "user", "content": content}
 
-        def calling(arguments: object) -> Message:
+        def calling(arguments: object) -> list[Message]:
             function = {"name": "probe", "arguments": arguments}
             call = {"id": "call00001", "type": "function", "function": function}
-            return {"role": "assistant", "content": None, "tool_calls": [call]}
+            answer = {"role": "tool", "tool_call_id": "call00001", "name": "probe", "content": "x"}
+            return [user("x"), {"role": "assistant", "content": "", "tool_calls": [call]}, answer]
 
         parts = [{"type": "text", "text": _NEEDLE}]
         listed = shows([_NEEDLE], user(parts)) and not shows(["'type'", '"type"'], user(parts))
         argument = {_NEEDLE: 1}
-        as_object = [f'"{_NEEDLE}":', f"'{_NEEDLE}':", f">{_NEEDLE}<", f"={_NEEDLE}>"]
+        as_text = [f'"{_NEEDLE}":', f"'{_NEEDLE}':"]  # JSON inside JSON would have backslashes here
         return _Fit(
             takes_parts=listed,
             takes_text=shows([_NEEDLE], user(_NEEDLE)) or not listed,
-            wants_object=not shows(as_object, user("x"), calling(json.dumps(argument)))
-            and shows(as_object, user("x"), calling(argument)),
+            wants_object=not shows(as_text, *calling(json.dumps(argument))) and shows([_NEEDLE], *calling(argument)),
         )
 
 

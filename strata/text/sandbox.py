@@ -5,7 +5,8 @@ Loop passes and printed characters are counted per render, and every operation t
 bounded, so that a render ends soon and within some hundred megabytes.
 
 The dialect is the one of Hugging Face's `apply_chat_template`: `trim_blocks`, `lstrip_blocks`, loop controls, plain
-JSON from `tojson`, `raise_exception`, `strftime_now`, and `generation` blocks, whose content is rendered as it is.
+JSON from `tojson`, `raise_exception`, `strftime_now`, and `generation` blocks, whose content is rendered as it is. Of
+llama.cpp's dialect it knows the filter `from_json`.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         }
         cast("dict[str, Any]", self.globals).update(helpers)
         self.filters["tojson"] = _to_json
+        self.filters["from_json"] = json.loads
         self.filters["_bounded"] = _bounded
         for name in _FILTERS_WITH_SIZES:
             self.filters[name] = _guard_filter(name, self.filters[name])
@@ -242,4 +244,18 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Plain JSON: nothing is escaped for HTML, and non-ASCII text stays as it is."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_items_of,
+    )
+
+
+def _items_of(value: object) -> list[Any]:
+    """What `map` and `select` give is no list in Jinja; templates written for other engines expect one."""
+    if isinstance(value, Iterator):
+        return list(cast("Iterator[Any]", value))
+    raise TypeError(f"{type(value).__name__} is not JSON")

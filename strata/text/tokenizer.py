@@ -181,7 +181,7 @@ class Tokenizer:
             literal_spans: ascending (start, end) character ranges in which no control token is recognised.
 
         Raises:
-            RequestError: lone surrogates, or a byte that the vocabulary cannot express.
+            RequestError: lone surrogates, or a byte that a SentencePiece vocabulary cannot express.
         """
         ids = self._encode_text(text, parse_special, literal_spans)
         if add_special and self.add_bos and self.bos_id is not None:

@@ -99,6 +99,8 @@ def test_dialect() -> None:
         "{% if true %}\nx\n{% endif %}\ny": "x\ny",
         "  {% if true %}x{% endif %}": "x",
         "{{ {'a': '<é>', 'b': [1]} | tojson }}": '{"a": "<é>", "b": [1]}',
+        "{{ messages | map(attribute='role') | tojson }}": '["user"]',
+        "{{ ('[1, 2]' | from_json)[1] }}": "2",
         "{{ [1, 2] | tojson(indent=2) }}": "[\n  1,\n  2\n]",
         "{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}": '{"a": 2, "b": 1}',
         "{% for x in range(9) %}{% if x == 2 %}{% break %}{% endif %}{{ x }}{% endfor %}": "01",
@@ -250,6 +252,11 @@ def test_tool_call_arguments() -> None:
     )
     assert _render(as_json, [*HI, CALL]) == '{"a": [1, "é"]}'
     assert _render(as_text, [*HI, CALL]) == 'A{"a": [1, "\\u00e9"]}'
+    as_items = (
+        "{% for m in messages %}{% for c in m.tool_calls %}{% for k, v in c.function.arguments.items() %}"
+        "<parameter name={{ k }}>{{ v }}</parameter>{% endfor %}{% endfor %}{% endfor %}"
+    )
+    assert _render(as_items, [*HI, CALL]) == "<parameter name=a>[1, 'é']</parameter>"
     broken = json.loads(json.dumps(CALL).replace('{\\"a', "not json"))
     assert _render(as_json, [*HI, broken]).startswith('"not json')
     assert CALL["tool_calls"][0]["function"]["arguments"] == '{"a": [1, "\\u00e9"]}'
