@@ -15,7 +15,8 @@ from strata.arch.spec import Dim, Gqa, Key, Mla, Norm, Rope, Yarn
 __all__ = ["AttentionBinder", "bind_norm"]
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-YARN_RAMP_KEYS = (("rope.scaling.yarn_beta_fast", "beta_fast"), ("rope.scaling.yarn_beta_slow", "beta_slow"))
+MIN_ROPE_BASE = 1.001  # pairs would not differ in speed, and YaRN divides by its logarithm
+MIN_ROPE_FACTOR = 0.01  # keeps 1 + 0.1 ln(factor), which YaRN divides by, well above zero
 
 
 def bind_norm(keys: Keys, claims: Claims, norm: Norm, stem: str, width: int) -> BoundNorm:
@@ -216,10 +217,9 @@ class AttentionBinder:
         scaling = keys.choice(Key("rope.scaling.type", "linear"), ROPE_SCALINGS)
         factor = self._factor() if scaling != "none" else 1.0
         factors, factors_long = self._factors(rope, scaling, n_rot // 2)
-        base = keys.real(rope.base, minimum=1e-6)
+        base = keys.real(rope.base, minimum=MIN_ROPE_BASE)
         if windowed and rope.window_base is not None:
-            base = keys.real(rope.window_base, minimum=0.0) or base
-        self._check_ramp(rope.yarn, scaling)
+            base = self._window_base(rope.window_base, base)
         magnitude, magnitude_base = self._magnitude(rope.yarn, scaling, factor)
         n_ctx = keys.dims["n_ctx"]
         return BoundRope(
@@ -237,9 +237,14 @@ class AttentionBinder:
             factors_long=factors_long,
         )
 
+    def _window_base(self, key: Key, base: float) -> float:
+        if self._keys.real(key) == 0.0:
+            return base
+        return self._keys.real(key, minimum=MIN_ROPE_BASE)
+
     def _factor(self) -> float:
         old = self._keys.real(Key("rope.scale_linear", 1.0, unset=(0.0,)), minimum=0.0)
-        return self._keys.real(Key("rope.scaling.factor", old, unset=(0.0,)), minimum=1e-6)
+        return self._keys.real(Key("rope.scaling.factor", old, unset=(0.0,)), minimum=MIN_ROPE_FACTOR)
 
     def _magnitude(self, yarn: Yarn, scaling: str, factor: float) -> tuple[float, float]:
         """Magnitude of cos and sin, and the same before YaRN's own 1 + 0.1 ln(factor) is multiplied in.
@@ -254,14 +259,6 @@ class AttentionBinder:
             return extra, extra
         magnitude = extra if self._log_multiplier != 0.0 else extra * _mscale(factor, 1.0)
         return magnitude, magnitude / (1.0 + 0.1 * math.log(factor))
-
-    def _check_ramp(self, yarn: Yarn, scaling: str) -> None:
-        """The ramp's ends are the architecture's; a file that states others is refused rather than misread."""
-        for name, field in YARN_RAMP_KEYS:
-            ours = getattr(yarn, field)
-            stored = self._keys.real(Key(name, ours, unset=(-1.0, 0.0)))
-            if scaling == "yarn" and stored != ours:
-                raise self._keys.error(name, stored, f"{ours:g}")
 
     def _factors(self, rope: Rope, scaling: str, n_pair: int) -> tuple[BoundTensor | None, BoundTensor | None]:
         claims = self._claims

@@ -17,6 +17,7 @@ __all__ = ["FfnBinder"]
 
 MAX_EXPERTS = 1024
 GATING_FUNCS = {1: "softmax", 2: "sigmoid", 3: "softmax-weight", 4: "sqrt-softplus"}
+UNGATED_ACTS = ("silu", "gelu")  # the activations that make sense of `up` alone
 PARTS: tuple[Literal["gate"], Literal["up"], Literal["down"]] = ("gate", "up", "down")
 
 
@@ -176,7 +177,8 @@ class FfnBinder:
             name = f"{lead}ffn_{x}_exps.weight"
             if x in found:
                 continue
-            if x == "gate" and spec.gate == "if-present" and not claims.has(name):
+            ungated = spec.gate == "if-present" and spec.act in UNGATED_ACTS
+            if x == "gate" and ungated and not claims.has(name):
                 found[x] = None
             else:
                 found[x] = claims.expert_matrix(name, *shape, n_expert)

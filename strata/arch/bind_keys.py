@@ -160,7 +160,9 @@ class Keys:
         return items[0]
 
     def _check_length(self, key: Key, items: list[Any]) -> None:
-        n_block = self.dims["n_block"]
+        n_block = self.dims.get("n_block")
+        if n_block is None:
+            raise self.error(key.name, items, "one value")
         if len(items) != n_block:
             raise self.error(key.name, items, f"one value, or an array of block_count ({n_block}) values")
 

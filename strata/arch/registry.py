@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from strata.arch.bound import ModelFile
 from strata.arch.spec import Arch
-from strata.errors import ModelError, UnknownArch
+from strata.errors import BindError, ModelError, UnknownArch
 
 __all__ = ["GROUP", "ArchEntry", "Registry", "Source", "installed_sources"]
 
@@ -77,6 +78,17 @@ class Registry:
         if not sources:
             raise UnknownArch(lead + self._unknown(name))
         return _load(self._chosen(name, sources, lead), lead)
+
+    def of_file(self, file: ModelFile) -> Arch:
+        """The architecture that a file names.
+
+        Raises: BindError when it names none; UnknownArch and ModelError as `lookup` does.
+        """
+        path = str(file.paths[0]) if file.paths else "(no file)"
+        name = file.metadata.get("general.architecture")
+        if not isinstance(name, str):
+            raise BindError(f"{path}: general.architecture is {name!r}; accepted: a string")
+        return self.lookup(name, path)
 
     def listing(self) -> list[ArchEntry]:
         """Every registration and whether it works. Imports all plugins."""

@@ -67,6 +67,9 @@ class Norm(Word, frozen=True, kw_only=True):
 class Yarn(Word, frozen=True, kw_only=True):
     """How YaRN's correction range and magnitude are chosen; it acts only in files whose scaling type is yarn.
 
+    beta_fast, beta_slow: the range's ends, in turns over the original context. They are the architecture's: files may
+    state others, which no engine that reads these files honours (docs/decisions/0013).
+
     log_multiplier: mscale_all_dim; None: the architecture has none. The stored value is divided by `log_divisor`.
     """
 

@@ -39,7 +39,7 @@ def logits(path: str | Path, tokens: Sequence[int], *, arch: Arch | None = None,
     """Logits of one prompt, float64 [n_tokens, n_vocab]. arch: default the installed one of the file's name."""
     file = read_gguf(path)
     if arch is None:
-        arch = Registry().lookup(file.metadata["general.architecture"], str(path))
+        arch = Registry().of_file(file)
     bound = bind(arch, file)
     return Reference(bound, FileWeights(bound.paths), n_ctx).logits(tokens)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -19,10 +20,14 @@ from arch_cases import (
     _qwen3moe,
 )
 from arch_fake_file import changed, fake_file
+from arch_sources import shipped_sources
 from arch_words import WORD_CASES
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from strata.arch.bind import bind, inspect_binding
 from strata.arch.bound import BoundArch, BoundGqa, BoundMla, BoundMoe
+from strata.arch.plan import plan
 from strata.arch.registry import Registry
 from strata.errors import BindError
 
@@ -42,6 +47,7 @@ def key(name: str, value: Any) -> dict[str, Any]:
 BAD_KEYS: list[tuple[Case, str, Any, str]] = [
     (QWEN, "block_count", None, "qwen3moe.block_count is missing"),
     (QWEN, "block_count", 0, r"block_count is 0; accepted: 1 to 512"),
+    (QWEN, "block_count", [2], r"block_count is \[2\]; accepted: one value"),
     (QWEN, "block_count", 2.0, r"block_count is 2.0; accepted: a value of type u32"),
     (QWEN, "block_count", "2", r"block_count is '2'; accepted: a value of type u32"),
     (QWEN, "block_count", 2**31 + 5, "accepted: 1 to 512"),
@@ -71,7 +77,9 @@ BAD_KEYS: list[tuple[Case, str, Any, str]] = [
     (DEEPSEEK, "attention.value_length_mla", None, "value_length_mla is 0"),
     (DEEPSEEK, "rope.dimension_count", 41, "dimension_count is 41; accepted: an even number"),
     (DEEPSEEK, "rope.dimension_count", 40, "dimension_count is 40; accepted: less than the head's 40"),
-    (DEEPSEEK, "rope.scaling.yarn_beta_fast", 20.0, "yarn_beta_fast is 20.0; accepted: 32"),
+    (DEEPSEEK, "rope.freq_base", 1.0, "freq_base is 1.0; accepted: a finite number, 1.001"),
+    (DEEPSEEK, "rope.scaling.factor", 1e-6, "scaling.factor is 1e-06; accepted: a finite number, 0.01"),
+    (GPT, "rope.freq_base_swa", 0.5, "freq_base_swa is 0.5; accepted: a finite number, 1.001"),
     (DEEPSEEK, "attention.temperature_scale", 0.5, "temperature_length is 0"),
     (DEEPSEEK, "expert_group_used_count", 1, "expert_used_count is 3; accepted: up to 2"),
     (GPT, "attention.sliding_window", None, "sliding_window is missing"),
@@ -318,3 +326,33 @@ def test_unread_keys_are_reported(registry: Registry) -> None:
     bound = bound_of(registry, changed(QWEN, **key("attn_logit_softcapping", 50.0)))
     assert "attn_logit_softcapping" in bound.unread_keys
     assert "block_count" not in bound.unread_keys
+
+
+def test_the_ends_of_yarns_range_are_the_architectures(registry: Registry) -> None:
+    other = bound_of(registry, changed(DEEPSEEK, **key("rope.scaling.yarn_beta_fast", 1.0)))
+    assert "rope.scaling.yarn_beta_fast" in other.unread_keys
+    assert other.layers == bound_of(registry, DEEPSEEK).layers
+
+
+ANY_VALUE = st.one_of(
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 70),
+    st.floats(width=32),
+    st.booleans(),
+    st.sampled_from(["", "yarn", "linear", "none", "longrope"]),
+    st.lists(st.integers(0, 100), min_size=1, max_size=4),
+)
+
+
+@settings(deadline=None, max_examples=300, derandomize=True)
+@given(st.sampled_from(sorted(CASES)), st.data())
+def test_any_value_of_any_key_binds_or_is_refused(name: str, data: st.DataObject) -> None:
+    case = CASES[name]
+    names = st.sampled_from(sorted(case["keys"]))
+    keys = data.draw(st.dictionaries(names, ANY_VALUE, min_size=1, max_size=2))
+    arch = Registry(shipped_sources()).lookup(case["arch"])
+    try:
+        table = plan(bind(arch, fake_file(changed(case, **keys))), n_batch=4, n_outputs_max=1)
+    except BindError:
+        return
+    assert all(math.isfinite(f) for f in table.freqs)

@@ -9,7 +9,7 @@ import pytest
 
 from strata.arch.registry import Registry, Source, installed_sources
 from strata.arch.spec import Arch, Gqa, Rope
-from strata.errors import ModelError, UnknownArch
+from strata.errors import BindError, ModelError, UnknownArch
 
 GOOD = Arch(name="good", source="a paper", tested_with=(), attention=Gqa(rope=Rope(style="norm")))
 
@@ -71,6 +71,24 @@ def test_two_distributions_for_one_name() -> None:
     preferring = Registry(sources, prefer={"good": "two"})
     assert preferring.lookup("good") == GOOD
     assert {entry.distribution: entry.state for entry in preferring.listing()} == {"one": "duplicate", "two": "ok"}
+
+
+def test_of_file() -> None:
+    registry = Registry([source("good", GOOD)])
+    assert registry.of_file(File({"general.architecture": "good"})) == GOOD
+    with pytest.raises(BindError, match=r"x\.gguf: general\.architecture is None; accepted: a string"):
+        registry.of_file(File({}))
+    with pytest.raises(UnknownArch, match=r"^x\.gguf: "):
+        registry.of_file(File({"general.architecture": "bad"}))
+
+
+class File(msgspec.Struct):
+    """A model file that has metadata only."""
+
+    metadata: dict[str, Any]
+    paths: tuple[str, ...] = ("x.gguf",)
+    kinds: dict[str, str] = {}
+    tensors: dict[str, Any] = {}
 
 
 def test_installed_sources_are_distinct() -> None:
