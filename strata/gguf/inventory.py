@@ -1,14 +1,61 @@
-"""What a file holds, counted: sizes by type, and the fingerprint that ties profiles to a model."""
+"""What a model file holds: metadata and tensors, sizes by type, the fingerprint that ties profiles to a model."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from strata.gguf.quants import type_name
-from strata.gguf.reader import GgufFile
 
 _EDGE_BYTES = 1 << 20
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """One entry of the tensor directory. `ne`: fastest dimension first; `offset`: absolute in shard `shard`."""
+
+    name: str
+    type: int
+    ne: tuple[int, ...]
+    shard: int
+    offset: int
+    n_bytes: int
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of ne[0] values, those of all matrices of a stack counted through."""
+        return math.prod(self.ne[1:])
+
+    @property
+    def row_bytes(self) -> int:
+        return self.n_bytes // self.n_rows
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Of one matrix of a stack: expert e of ne [n_cols, n_rows, n_expert] begins at offset + e * matrix_bytes."""
+        return self.n_bytes // math.prod(self.ne[2:])
+
+
+class GgufFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's metadata and tensor directory, all shards together.
+
+    Metadata values are plain Python: int, float, bool, str, list. `kinds` has each key's GGUF type ("u32", "[str]").
+    Strings that are not UTF-8 are kept with surrogate escapes (token texts may be cut inside a character).
+    """
+
+    paths: tuple[Path, ...]
+    version: int
+    alignment: int
+    metadata: Mapping[str, Any]
+    kinds: Mapping[str, str]
+    tensors: Mapping[str, Tensor]
+    data_offsets: tuple[int, ...]  # of each shard
+    file_bytes: tuple[int, ...]
 
 
 def bytes_by_type(file: GgufFile) -> dict[str, int]:

@@ -12,7 +12,7 @@ GROUP_ROWS = 16  # rows of one group of the packed layout
 
 
 class GgmlType(IntEnum):
-    """Type numbers as GGUF files store them."""
+    """Type numbers as GGUF files store them. Q8_1 (9) is ggml's form of activations and never stored."""
 
     F32 = 0
     F16 = 1
@@ -21,7 +21,6 @@ class GgmlType(IntEnum):
     Q5_0 = 6
     Q5_1 = 7
     Q8_0 = 8
-    Q8_1 = 9
     Q2_K = 10
     Q3_K = 11
     Q4_K = 12
@@ -74,7 +73,6 @@ _TABLE: dict[GgmlType, TypeInfo] = {
         (GgmlType.Q5_0, 32, 22, "a32"),
         (GgmlType.Q5_1, 32, 24, "a32"),
         (GgmlType.Q8_0, 32, 34, "a32"),
-        (GgmlType.Q8_1, 32, 40, ""),
         (GgmlType.IQ4_NL, 32, 18, "a32"),
         (GgmlType.MXFP4, 32, 17, "a32"),
         (GgmlType.NVFP4, 64, 36, "a32"),

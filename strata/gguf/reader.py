@@ -1,7 +1,8 @@
 """Reads GGUF files: header, metadata and tensor directory, every count and offset checked against the file's size.
 
 The bytes come from strangers: nothing is allocated for a count before the file has been shown to be long enough for
-it, and every refusal is a BadGguf that names file, place and value. Tensor data is never read here.
+it, what a count may be at most is bounded too (the MAX_ constants, several times what the largest models have), and
+every refusal is a BadGguf that names file, place and value. Tensor data is never read here.
 
 Source: the format's description in ggml's docs/gguf.md; versions 2 and 3, little-endian.
 """
@@ -10,18 +11,19 @@ from __future__ import annotations
 
 import mmap
 import re
+import stat
 import struct
-from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
 from strata.errors import BadGguf
+from strata.gguf.inventory import GgufFile, Tensor
 from strata.gguf.quants import row_bytes, type_info
+
+__all__ = ["GgufFile", "Tensor", "read_gguf"]
 
 MAGIC = b"GGUF"
 MAX_DIMS = 4
@@ -29,6 +31,10 @@ MAX_NAME_BYTES = 63  # ggml's tensor names are 64 bytes with their terminator
 MAX_KEY_BYTES = 65535
 MAX_ALIGNMENT = 1 << 20
 MAX_SHARDS = 4096
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 18  # of one shard
+MAX_ELEMENTS = 1 << 22  # of all metadata arrays of one shard
+MAX_DIRECTORY_BYTES = 1 << 28  # header, metadata and tensor directory of one shard
 _MIN_KV_BYTES = 8 + 1 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 
@@ -48,34 +54,6 @@ _SCALARS: dict[int, tuple[str, str]] = {
 }
 _STRING, _ARRAY = 8, 9
 _SHARD_NAME = re.compile(r"^(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
-
-
-class Tensor(msgspec.Struct, frozen=True):
-    """One entry of the tensor directory. `ne`: fastest dimension first; `offset`: absolute in shard `shard`."""
-
-    name: str
-    type: int
-    ne: tuple[int, ...]
-    shard: int
-    offset: int
-    n_bytes: int
-
-
-class GgufFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's metadata and tensor directory, all shards together.
-
-    Metadata values are plain Python: int, float, bool, str, list. `kinds` has each key's GGUF type ("u32", "[str]").
-    Strings that are not UTF-8 are kept with surrogate escapes (token texts may be cut inside a character).
-    """
-
-    paths: tuple[Path, ...]
-    version: int
-    alignment: int
-    metadata: Mapping[str, Any]
-    kinds: Mapping[str, str]
-    tensors: Mapping[str, Tensor]
-    data_offsets: tuple[int, ...]  # of each shard
-    file_bytes: tuple[int, ...]
 
 
 def read_gguf(path: str | Path) -> GgufFile:
@@ -116,6 +94,7 @@ class _Shard:
         self.path = path
         self._data = data
         self._at = 0
+        self._n_elements = 0
         self.n_bytes = len(data)
         self.metadata: dict[str, Any] = {}
         self.kinds: dict[str, str] = {}
@@ -146,12 +125,20 @@ class _Shard:
     def _need(self, n: int, what: str) -> int:
         """Claim n bytes and return where they start."""
         at = self._at
-        if n > self.n_bytes - at:
-            raise self.error(
-                f"the file ends inside {what}: {n} bytes are needed at offset {at}, {self.n_bytes - at} are there"
-            )
+        if n > min(self.n_bytes, MAX_DIRECTORY_BYTES) - at:
+            raise self._too_long(what, at, n)
         self._at = at + n
         return at
+
+    def _too_long(self, what: str, at: int, n: int) -> BadGguf:
+        if n > self.n_bytes - at:
+            return self.error(
+                f"the file ends inside {what}: {n} bytes are needed at offset {at}, {self.n_bytes - at} are there"
+            )
+        return self.error(
+            f"{what} goes from offset {at} to {at + n}; header, metadata and tensor directory may take "
+            f"{MAX_DIRECTORY_BYTES} bytes"
+        )
 
     def _number(self, code: str, what: str) -> Any:
         form = "<" + code
@@ -193,6 +180,11 @@ class _Shard:
             raise self.error(f"the header counts {n_kv} metadata entries; {room} bytes cannot hold them")
         if n_tensors > room // _MIN_TENSOR_BYTES:
             raise self.error(f"the header counts {n_tensors} tensors; {room} bytes cannot hold them")
+        if n_kv > MAX_KEYS or n_tensors > MAX_TENSORS:
+            raise self.error(
+                f"the header counts {n_kv} metadata entries and {n_tensors} tensors; accepted: at most {MAX_KEYS} "
+                f"and {MAX_TENSORS}"
+            )
         return n_tensors, n_kv
 
     def _key_value(self, i: int) -> None:
@@ -223,16 +215,17 @@ class _Shard:
         kind = self._number("I", f"the element type of {key!r}")
         n = self._number("Q", f"the length of {key!r}")
         what = f"the array {key!r} of {n} elements"
-        if kind == _STRING:
-            if n > (self.n_bytes - self._at) // 8:
-                raise self.error(f"{what} cannot fit into the {self.n_bytes - self._at} bytes that follow")
-            return self._strings(n, what), "[str]"
-        if kind not in _SCALARS:
+        if kind != _STRING and kind not in _SCALARS:
             raise self.error(f"array {key!r} has element type {kind}; accepted: numbers, bool and strings")
-        name, code = _SCALARS[kind]
+        name, code = _SCALARS.get(kind, ("str", "Q"))  # a string begins with its length
         size = struct.calcsize("<" + code)
         if n > (self.n_bytes - self._at) // size:
             raise self.error(f"{what} cannot fit into the {self.n_bytes - self._at} bytes that follow")
+        self._n_elements += n
+        if self._n_elements > MAX_ELEMENTS:
+            raise self.error(f"{what} makes {self._n_elements} in all arrays; accepted: at most {MAX_ELEMENTS}")
+        if kind == _STRING:
+            return self._strings(n, what), "[str]"
         at = self._need(n * size, what)
         if code == "?":
             raw = self._data[at : at + n]
@@ -243,16 +236,16 @@ class _Shard:
 
     def _strings(self, n: int, what: str) -> list[str]:
         """Hundreds of thousands of tokens: one tight loop, bounds checked for each."""
-        data, at, end = self._data, self._at, self.n_bytes
+        data, at, end = self._data, self._at, min(self.n_bytes, MAX_DIRECTORY_BYTES)
         length = struct.Struct("<Q").unpack_from
         found: list[str] = []
         for i in range(n):
             if end - at < 8:
-                raise self.error(f"the file ends inside {what}, at element {i}")
+                raise self._too_long(f"the length of element {i} of {what}", at, 8)
             (size,) = length(data, at)
             at += 8
             if size > end - at:
-                raise self.error(f"element {i} of {what} is said to have {size} bytes; {end - at} bytes follow")
+                raise self._too_long(f"element {i} of {what}", at, size)
             found.append(data[at : at + size].decode("utf-8", "surrogateescape"))
             at += size
         self._at = at
@@ -316,10 +309,13 @@ class _Shard:
 def _read_shard(path: Path, index: int) -> _Shard:
     with ExitStack() as stack:
         try:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise BadGguf(f"{path}: is not a regular file")
+            if status.st_size == 0:
+                raise BadGguf(f"{path}: the file is empty")
             file = stack.enter_context(path.open("rb"))
             data = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except ValueError as error:
-            raise BadGguf(f"{path}: the file is empty") from error
         except OSError as error:
             raise BadGguf(f"{path}: cannot be opened: {error.strerror or error}") from error
         return _Shard(path, data, index)
@@ -341,7 +337,10 @@ def _shard_paths(path: Path, count: int) -> list[Path]:
 
 def _check_split(shards: list[_Shard]) -> None:
     for i, shard in enumerate(shards):
-        if (no := shard.count("split.no", -1 if "split.no" not in shard.metadata else 0)) != i:
+        for key in ("split.no", "split.count"):
+            if key not in shard.metadata:
+                raise shard.error(f"{key} is missing, but by its name this is part {i + 1} of {len(shards)}")
+        if (no := shard.count("split.no", 0)) != i:
             raise shard.error(f"split.no is {no}, but by its name this is part {i} (counted from 0)")
         if (count := shard.count("split.count", 0)) != len(shards):
             raise shard.error(f"split.count is {count}; the first part says {len(shards)}")
