@@ -120,11 +120,14 @@ def test_special_values(ffi: Any, native: Any) -> None:
     assert one("EXP", -103.0) == float(np.float32(2.0**-149))
     assert (one("EXPM1", -inf), one("EXPM1", inf)) == (-1.0, inf)
     assert (one("SIGMOID", inf), one("SIGMOID", -inf)) == (1.0, 0.0)
-    assert one("SILU", inf) == inf and math.isnan(one("SILU", -inf)) and one("SILU", -200.0) == 0.0
+    assert one("SILU", inf) == inf
+    assert math.isnan(one("SILU", -inf))
+    assert one("SILU", -200.0) == 0.0
     assert (one("TANH", inf), one("TANH", -inf)) == (1.0, -1.0)
     assert (one("ERF", inf), one("ERF", -inf)) == (1.0, -1.0)
     assert (one("LOG", 0.0), one("LOG", inf), one("LOG", 1.0)) == (-inf, inf, 0.0)
-    assert math.isnan(one("LOG", -1.0)) and math.isnan(one("LOG1P", -2.0))
+    assert math.isnan(one("LOG", -1.0))
+    assert math.isnan(one("LOG1P", -2.0))
     assert (one("LOG1P", -1.0), one("LOG1P", inf)) == (-inf, inf)
     assert one("LOG", 2.0**-140) == pytest.approx(-140 * math.log(2), rel=1e-7)
     assert (one("SOFTPLUS", 25.0), one("SOFTPLUS", inf), one("SOFTPLUS", -inf)) == (25.0, inf, 0.0)
@@ -183,7 +186,8 @@ def test_half_and_bfloat16_are_exact(ffi: Any, native: Any) -> None:
     halves = codes.view(np.float16).astype(np.float32)
     number = ~np.isnan(halves)
     got = from_16(ffi, native, 1, codes)
-    assert np.array_equal(got.view(np.uint32)[number], halves.view(np.uint32)[number]) and np.isnan(got[~number]).all()
+    assert np.array_equal(got.view(np.uint32)[number], halves.view(np.uint32)[number])
+    assert np.isnan(got[~number]).all()
     bf16 = from_16(ffi, native, 30, codes)
     assert np.array_equal(bf16.view(np.uint32), codes.astype(np.uint32) << 16)
 

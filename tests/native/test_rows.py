@@ -76,7 +76,8 @@ def test_tokens_rows_and_indices_change_nothing(kernels: Kernels, quant: Quant) 
         for begin, end in ((0, 16), (16, 32), (32, 37), (16, 37)):
             part = kernels.matmul(quant, rows, (n_rows, n_cols), acts, tier, ROWS, rows=(begin, end))
             assert np.array_equal(bits(part[:, begin:end]), bits(whole[:, begin:end]))
-            assert np.all(part[:, :begin] == -7) and np.all(part[:, end:] == -7)
+            assert np.all(part[:, :begin] == -7)
+            assert np.all(part[:, end:] == -7)
         pick = np.array([5, 0, 5, 39, 2, 2, 17], np.int32)
         place = np.array([6, 1, 0, 2, 3, 5, 4], np.int32)
         y = np.full((7, n_rows), -7, np.float32)
@@ -125,7 +126,7 @@ def test_extreme_integers_do_not_overflow(kernels: Kernels, quant: Quant) -> Non
     rng = np.random.default_rng(10)
     n_cols = some_cols(quant, 4)
     rows = random_file_rows(rng, quant, 6, n_cols)
-    block, block_bytes = GGML_QUANT_SIZES[quant]
+    block_bytes = GGML_QUANT_SIZES[quant][1]
     blocks = rows.reshape(6, -1, block_bytes)
     random_blocks = blocks.copy()
     blocks[2], blocks[3] = 0xFF, 0x00
@@ -221,7 +222,8 @@ def test_dequantise_bits(ffi: Any, native: Any, kernels: Kernels, quant: Quant) 
                 status = native.strata_test_dequantize(int(quant), layout, pointers[0], 5, n_cols, r, pointers[1])
                 assert status == 0
                 nan = np.isnan(want[r])
-                assert np.array_equal(bits(out)[~nan], bits(want[r])[~nan]) and np.isnan(out[nan]).all()
+                assert np.array_equal(bits(out)[~nan], bits(want[r])[~nan])
+                assert np.isnan(out[nan]).all()
 
 
 def test_unknown_types_are_refused(ffi: Any, native: Any) -> None:
@@ -233,7 +235,8 @@ def test_unknown_types_are_refused(ffi: Any, native: Any) -> None:
 
 def test_grid_header_is_up_to_date() -> None:
     spec = importlib.util.spec_from_file_location("gen_grids", ROOT / "tools" / "gen_grids.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.TARGET.read_text() == module.render()

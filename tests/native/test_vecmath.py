@@ -10,131 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from matmul_kit import TIER_NAMES, bits
+from matmul_kit import Floats, bits
 from row_formats import fma32, round32
+from row_kit import UNARY, Rows, rows_of, same_bits, supported_tiers
 
-Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 LENGTHS = (1, 3, 4, 7, 8, 15, 16, 17, 31, 33, 64, 100, 255, 256, 257, 300, 1000, 2880)
-KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
-UNARY = (
-    "exp",
-    "sigmoid",
-    "silu",
-    "softplus",
-    "tanh",
-    "gelu",
-    "gelu_erf",
-    "gelu_quick",
-    "relu",
-    "relu_sqr",
-    "log",
-    "sqrt",
-)
-
-
-class Rows:
-    """The hooks of one tier with numpy rows instead of pointers."""
-
-    def __init__(self, ffi: Any, lib: Any, tier: int) -> None:
-        self.ffi, self.lib, self.tier = ffi, lib, tier
-
-    def _in(self, x: npt.NDArray[Any] | None, kind: str = "float[]") -> Any:
-        return self.ffi.NULL if x is None else self.ffi.from_buffer(kind, x)
-
-    def glu(self, kind: int, gate: Floats, up: Floats, p0: float, p1: float) -> Floats:
-        out = np.empty_like(up)
-        args = self._in(gate), self._in(up), p0, p1, self._in(out), up.size
-        assert self.lib.strata_test_glu(self.tier, kind, *args) == 0
-        return out
-
-    def unary(self, name: str, x: Floats) -> Floats:
-        out = np.empty_like(x)
-        assert self.lib.strata_test_unary(self.tier, UNARY.index(name), self._in(x), self._in(out), x.size) == 0
-        return out
-
-    def binary(self, name: str, x: Floats, y: Floats, a: float = 0, b: float = 0, out: Floats | None = None) -> Floats:
-        out = np.empty_like(x) if out is None else out
-        number = getattr(self.lib, f"STRATA_TEST_{name}")
-        args = self._in(x), self._in(y), a, b, self._in(out), x.size
-        assert self.lib.strata_test_binary(self.tier, number, *args) == 0
-        return out
-
-    def reduce(self, name: str, x: Floats, y: Floats | None = None) -> np.float32:
-        out = np.empty(1, np.float32)
-        number = getattr(self.lib, f"STRATA_TEST_{name}")
-        assert self.lib.strata_test_reduce(self.tier, number, self._in(x), self._in(y), x.size, self._in(out)) == 0
-        return out[0]
-
-    def exp_sub(self, x: Floats, largest: float) -> tuple[Floats, np.float32]:
-        out, total = np.empty_like(x), np.empty(1, np.float32)
-        args = self._in(x), largest, self._in(out), x.size, self._in(total)
-        assert self.lib.strata_test_exp_sub(self.tier, *args) == 0
-        return out, total[0]
-
-    def norm(self, kind: int, x: Floats, gain: Floats | None, bias: Floats | None, eps: float) -> Floats:
-        out = np.empty_like(x)
-        args = self._in(x), self._in(gain), self._in(bias), eps, self._in(out), x.size
-        assert self.lib.strata_test_norm(self.tier, kind, *args) == 0
-        return out
-
-    def rope(self, style: int, x: Floats, cos_row: Floats, sin_row: Floats) -> Floats:
-        out = x.copy()
-        args = self._in(out), self._in(cos_row), self._in(sin_row), 2 * cos_row.size
-        assert self.lib.strata_test_rope(self.tier, style, *args) == 0
-        return out
-
-    def kv_store(self, kv_type: int, x: Floats) -> npt.NDArray[np.uint8]:
-        """Store rows x [n_rows, n] as cache rows [n_rows, row bytes]."""
-        rows = np.zeros((x.shape[0], self.lib.strata_test_kv_row_bytes(kv_type, x.shape[1])), np.uint8)
-        for source, target in zip(x, rows, strict=True):
-            args = self._in(np.ascontiguousarray(source)), self._in(target, "uint8_t[]"), x.shape[1]
-            assert self.lib.strata_test_kv_store(self.tier, kv_type, *args) == 0
-        return rows
-
-    def kv_load(self, kv_type: int, rows: npt.NDArray[np.uint8], n: int) -> Floats:
-        out = np.empty((rows.shape[0], n), np.float32)
-        for source, target in zip(rows, out, strict=True):
-            args = self._in(np.ascontiguousarray(source), "uint8_t[]"), self._in(target), n
-            assert self.lib.strata_test_kv_load(self.tier, kv_type, *args) == 0
-        return out
-
-    def scores(self, kv_type: int, q: Floats, k: npt.NDArray[np.uint8], scale: float) -> Floats:
-        s = np.full((q.shape[0], k.shape[0]), -7, np.float32)
-        args = self._in(q), q.shape[0], self._in(k, "uint8_t[]"), k.shape[0], q.shape[1], scale, self._in(s)
-        assert self.lib.strata_test_attn_scores(self.tier, kv_type, *args) == 0
-        return s
-
-    def values(self, kv_type: int, p: Floats, v: npt.NDArray[np.uint8], acc: Floats) -> Floats:
-        acc = acc.copy()
-        args = self._in(p), p.shape[0], self._in(v, "uint8_t[]"), v.shape[0], acc.shape[1], self._in(acc)
-        assert self.lib.strata_test_attn_values(self.tier, kv_type, *args) == 0
-        return acc
 
 
 @pytest.fixture(scope="module")
 def tiers(ffi: Any, native: Any) -> list[Rows]:
-    """Return the tiers of this machine, the scalar reference first."""
-    return [Rows(ffi, native, tier) for tier in TIER_NAMES if native.strata_test_tier_supported(tier)]
-
-
-def same_bits(tiers: list[Rows], call: Callable[[Rows], Any]) -> Any:
-    """Return the scalar tier's result after checking that every other tier has the same bits (NaN is NaN)."""
-    want = call(tiers[0])
-    for tier in tiers[1:]:
-        got = call(tier)
-        pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
-        for a, b in pairs:
-            a, b = np.atleast_1d(a), np.atleast_1d(b)
-            assert np.array_equal(np.isnan(a), np.isnan(b))
-            assert np.array_equal(bits(a)[~np.isnan(a)], bits(b)[~np.isnan(b)]), TIER_NAMES[tier.tier]
-    return want
-
-
-def rows_of(seed: int, n: int, count: int = 2) -> list[Floats]:
-    """Return `count` rows of n normal values."""
-    rng = np.random.default_rng(seed)
-    return [rng.normal(0, 3, n).astype(np.float32) for _ in range(count)]
+    return supported_tiers(ffi, native)
 
 
 def silu64(x: Doubles) -> Doubles:
@@ -218,7 +104,8 @@ def test_unary(ffi: Any, native: Any, tiers: list[Rows], name: str) -> None:
         number = getattr(native, f"STRATA_TEST_{name.upper()}")
         native.strata_test_math(number, ffi.from_buffer("float[]", x), ffi.from_buffer("float[]", want), x.size)
     number = ~np.isnan(want)
-    assert np.array_equal(bits(got)[number], bits(want)[number]) and np.isnan(got[~number]).all()
+    assert np.array_equal(bits(got)[number], bits(want)[number])
+    assert np.isnan(got[~number]).all()
     for n in LENGTHS:
         part = same_bits(tiers, lambda t, n=n: t.unary(name, x[:n].copy()))
         assert np.array_equal(bits(part)[number[:n]], bits(want[:n])[number[:n]])
@@ -226,9 +113,9 @@ def test_unary(ffi: Any, native: Any, tiers: list[Rows], name: str) -> None:
 
 def test_elementwise(tiers: list[Rows]) -> None:
     f = np.float32
+    a, b = f(1.7), f(-0.3)
     for n in LENGTHS:
         x, y = rows_of(n, n)
-        a, b = f(1.7), f(-0.3)
         wants = {
             "ADD": x + y,
             "MUL": x * y,
@@ -352,87 +239,3 @@ def test_rope(tiers: list[Rows], style: int) -> None:
         want = np.stack([ya, yb], 1).ravel() if style == 0 else np.concatenate([ya, yb])
         assert np.allclose(got[:n_rot], want, rtol=0, atol=2e-6)
         assert np.array_equal(got[n_rot:], x[n_rot:])
-
-
-def cache_rows(tiers: list[Rows], kv_type: int, x: Floats) -> npt.NDArray[np.uint8]:
-    """Return cache rows, after checking that all tiers store the same bytes."""
-    rows = [tier.kv_store(kv_type, x) for tier in tiers]
-    assert all(np.array_equal(other, rows[0]) for other in rows)
-    return rows[0]
-
-
-@pytest.mark.parametrize("kv_type", KV_TYPES.values(), ids=KV_TYPES)
-def test_cache_rows(tiers: list[Rows], kv_type: int) -> None:
-    rng = np.random.default_rng(7)
-    for n in (32, 64, 576) if kv_type == 8 else (1, 5, 16, 33, 80, 576):
-        x = (rng.normal(0, 1, (4, n)) * 10.0 ** rng.uniform(-3, 3, (4, 1))).astype(np.float32)
-        x[3] = 0
-        rows = cache_rows(tiers, kv_type, x)
-        back = same_bits(tiers, lambda t, r=rows, n=n: t.kv_load(kv_type, r, n))
-        if kv_type == 0:
-            assert np.array_equal(back, x)
-        elif kv_type == 1:
-            assert np.array_equal(back, x.astype(np.float16).astype(np.float32))
-        else:
-            unit = np.abs(x.reshape(4, -1, 32)).max(2, keepdims=True) / 127
-            assert np.all(np.abs(back - x).reshape(4, -1, 32) <= 0.56 * unit + 1e-7)
-    x = np.ones((1, 64), np.float32)
-    x[0, 5] = np.nan
-    back = same_bits(tiers, lambda t: t.kv_load(kv_type, cache_rows(tiers, kv_type, x), 64))
-    assert np.isnan(back[0, 5]) and not np.isnan(back[0, 32:]).any()
-
-
-@pytest.mark.parametrize(
-    ("kv_type", "n_dim"),
-    [
-        (t, n)
-        for t in KV_TYPES.values()
-        for n in (16, 40, 64, 80, 96, 128, 192, 576)
-        if t != KV_TYPES["q8_0"] or n % 32 == 0
-    ],
-)
-def test_attention_products(tiers: list[Rows], kv_type: int, n_dim: int) -> None:
-    """Scores and values of 1 to 9 query heads: float64 values, bits over tiers, each head as if alone."""
-    rng = np.random.default_rng(n_dim)
-    for n_q, n_keys in ((1, 1), (1, 7), (2, 64), (4, 33), (9, 64)):
-        q = rng.normal(0, 1, (n_q, n_dim)).astype(np.float32)
-        k = cache_rows(tiers, kv_type, rng.normal(0, 1, (n_keys, n_dim)).astype(np.float32))
-        k64 = tiers[0].kv_load(kv_type, k, n_dim).astype(np.float64)
-        s = same_bits(tiers, lambda t, q=q, k=k: t.scores(kv_type, q, k, 0.125))
-        assert np.allclose(s, q.astype(np.float64) @ k64.T * 0.125, rtol=1e-5, atol=1e-5)
-        single = same_bits(tiers, lambda t, q=q, k=k: t.scores(kv_type, q[-1:].copy(), k[-1:].copy(), 0.125))
-        assert bits(single)[0, 0] == bits(s)[-1, -1]
-        dot = tiers[0].reduce("DOT", q[-1].copy(), k64[-1].astype(np.float32))
-        assert s[-1, -1] == np.float32(dot * np.float32(0.125))
-
-        p = rng.uniform(0, 1, (n_q, n_keys)).astype(np.float32)
-        p[:, n_keys // 2] = 0
-        acc = rng.normal(0, 1, (n_q, n_dim)).astype(np.float32)
-        got = same_bits(tiers, lambda t, p=p, k=k, acc=acc: t.values(kv_type, p, k, acc))
-        assert np.allclose(got, acc + p.astype(np.float64) @ k64, rtol=1e-5, atol=1e-5)
-        single = same_bits(tiers, lambda t, p=p, k=k, acc=acc: t.values(kv_type, p[-1:].copy(), k, acc[-1:].copy()))
-        assert np.array_equal(bits(single[0]), bits(got[-1]))
-
-
-def test_value_tile_is_a_chain_of_fma_added_once(tiers: list[Rows]) -> None:
-    rng = np.random.default_rng(8)
-    p = rng.uniform(0, 1, (1, 13)).astype(np.float32)
-    v = rng.normal(0, 1, (13, 6)).astype(np.float32)
-    acc = rng.normal(0, 1, (1, 6)).astype(np.float32)
-    got = same_bits(tiers, lambda t: t.values(0, p, v.view(np.uint8), acc))
-    for d in range(6):
-        tile = Fraction(0)
-        for j in range(13):
-            tile = fma32(Fraction(float(p[0, j])), Fraction(float(v[j, d])), tile)
-        assert float(got[0, d]) == float(round32(Fraction(float(acc[0, d])) + tile))
-
-
-def test_masked_value_rows_are_not_read(tiers: list[Rows]) -> None:
-    """Rows of positions with p == 0 may hold poison; a NaN weight is no zero."""
-    p = np.array([[0.5, 0, 0.25, 0], [0, 0, 1, 0], [0, 1, 0, 0], [0.5, 0, np.nan, 0]], np.float32)
-    v = np.full((4, 40), np.nan, np.float32)
-    v[0], v[2] = 2.0, 8.0
-    zero = np.zeros((4, 40), np.float32)
-    got = same_bits(tiers, lambda t: t.values(0, p, v.view(np.uint8), zero))
-    assert np.all(got[0] == 3) and np.all(got[1] == 8)
-    assert np.isnan(got[2]).all() and np.isnan(got[3]).all()
