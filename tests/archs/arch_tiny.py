@@ -11,6 +11,7 @@ import numpy as np
 from arch_cases import N_VOCAB, Case
 
 OUTPUT_STD, ROUTER_STD = 3.0, 2.0
+N_TOKENS = 90  # of the prompts that models are compared on
 
 
 def values(name: str, ne: list[int]) -> np.ndarray:
@@ -81,5 +82,5 @@ def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
 
 
 def prompt(n: int) -> list[int]:
-    """n token ids."""
+    """n token ids; a shorter prompt is the beginning of a longer one."""
     return np.random.default_rng(7).integers(3, N_VOCAB, n).tolist()

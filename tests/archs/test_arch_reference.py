@@ -6,32 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arch_sources import ALL_CASES
-from arch_tiny import prompt
+from arch_tiny import N_TOKENS, prompt
 
-from strata.arch.bind import bind
 from strata.arch.bound import BoundFfn
 from strata.arch.plan import plan
-from strata.arch.registry import Registry
-from strata.gguf.reader import read_gguf
 from strata.reference.model import Reference
 from strata.reference.walk import PlanWalk
 from strata.reference.weights import FileWeights
 from strata.testing import oracle
 
-N_TOKENS, CHUNK = 90, 37
-
-
-@pytest.fixture(scope="module")
-def ours(case_name: str, case_path: Path, registry: Registry) -> Reference:
-    file = read_gguf(case_path)
-    bound = bind(registry.lookup(ALL_CASES[case_name]["arch"]), file)
-    return Reference(bound, FileWeights(bound.paths))
-
-
-@pytest.fixture(scope="module")
-def ours_logits(ours: Reference) -> np.ndarray:
-    return ours.logits(prompt(N_TOKENS))
+CHUNK = 37
 
 
 @pytest.mark.peer
