@@ -45,11 +45,6 @@ class Arena {
     data_ = nullptr;
     mapped_ = bytes_ = 0;
   }
-  // Forgets the mapping without unmapping it: something stuck may still write there.
-  void leak() {
-    data_ = nullptr;
-    mapped_ = bytes_ = 0;
-  }
   uint8_t* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
 

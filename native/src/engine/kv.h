@@ -33,8 +33,6 @@ class KvStore {
 
   Status open(const Plan& plan, int32_t kv_type, int32_t n_blocks, Error& error);
   void copy_block(int32_t from, int32_t to);
-  // Forgets its memory: a stuck worker may still write there.
-  void leak() { arena_.leak(); }
 
   int32_t type() const { return type_; }
   int32_t n_blocks() const { return n_blocks_; }

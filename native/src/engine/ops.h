@@ -24,10 +24,4 @@ Status step_tables_fill(StepContext& ctx);
 // cos[n_rot / 2], then sin[n_rot / 2], magnitude included, of token row t.
 const float* step_rope_row(const StepContext& ctx, int32_t table, int64_t t);
 
-// engine/sampler.h declares, for the engine's walk:
-//   int64_t sampler_scratch_bytes(const ScratchQuery& query);
-//   Status sample_step(StepContext& ctx, const float* logits, int64_t logits_stride);
-// It fills step.sampled_out[0 .. n_samples) from the HEAD's rows. A row whose logits hold NaN gets token -1, the others
-// are drawn all the same, and the status is STRATA_E_NUMERIC with the row named.
-
 }  // namespace strata

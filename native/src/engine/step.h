@@ -14,11 +14,6 @@
 
 namespace strata {
 
-// engine/kv.h. The engine opens it, hands it to the ops and copies blocks between steps:
-//   static int64_t measure_bytes(const Plan& plan, int32_t kv_type, int32_t n_blocks);   -1: type not supported
-//   Status open(const Plan& plan, int32_t kv_type, int32_t n_blocks, Error& error);
-//   void copy_block(int32_t from, int32_t to);
-//   void leak();                                              forgets its memory: a stuck worker may still write there
 class KvStore;
 
 // What a step counted, for strata_completion. Written by the engine thread only: workers' sums are added after a region.
