@@ -1,4 +1,4 @@
-"""What the operating system says about this machine: memory, processor, this process's own size. Reads /proc and /sys."""
+"""What the system says about this machine and this process: memory, processor, sizes. Reads /proc and /sys."""
 
 from __future__ import annotations
 

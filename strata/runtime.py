@@ -1,17 +1,15 @@
-"""The composition root: settings -> file -> binding -> plan -> ledger -> native model -> backend -> engine -> server.
+"""The composition root: a checked plan -> native model -> backend -> engine -> server.
 
-The only module that wires the others together; commands and tests open what they need here. Nothing is allocated for
-a model before its ledger has been checked.
+With `strata.planning` the only module that wires the others together; commands and tests open what they need here.
 """
 
 from __future__ import annotations
 
 import math
+import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from functools import cached_property
-from pathlib import Path
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,25 +17,17 @@ import trio
 from tqdm import tqdm
 
 from strata import __version__
-from strata.arch.bind import Binding, bind, inspect_binding
-from strata.arch.bound import BoundArch, ModelFile
-from strata.arch.plan import plan as make_plan
-from strata.arch.plan_tables import ModelPlan
-from strata.arch.registry import Registry
-from strata.arch.spec import Arch
 from strata.config import Config
 from strata.engine.backend import Backend
-from strata.engine.budget import Ledger, Line, Place, choose_ctx, gib_text, n_kv_blocks, ram_limit
 from strata.engine.loop import Engine
-from strata.errors import ConfigError, ModelError
+from strata.errors import StrataError
 from strata.ffi.library import Library
-from strata.ffi.native import EngineOptions, NativeBackend, NativeModel
+from strata.ffi.native import NativeBackend, NativeModel
 from strata.gguf.inventory import fingerprint
 from strata.gguf.quants import GROUP_ROWS, row_bytes
-from strata.gguf.reader import GgufFile, read_gguf
-from strata.machine import machine_memory, resident_bytes
-from strata.models import demo_model_path
-from strata.server.app import build_app
+from strata.gguf.reader import GgufFile
+from strata.planning import Prepared, Report, Shape, Source, plan_text, prepare, prepare_serving
+from strata.server.app import App, build_app
 from strata.server.listen import open_listener, shutdown_on_signals
 from strata.server.listen import serve as serve_http
 from strata.server.ports import ServedModel
@@ -50,63 +40,9 @@ from strata.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from strata.synthetic import SyntheticModel
 
-Report = Callable[[str], None]
 _FILL_BYTES = 8 << 20  # of a synthetic model handed over at once
-_LOGITS_BYTES_MAX = 64 << 20  # of one step's logits where every token's are wanted
+_STATUS_INTERRUPTED = 130
 _READ_BYTES = 512 << 20  # read by measure_read: several times any cache
-
-
-class Source:
-    """A model before it is loaded: its directory, and how to get its tokenizer and template."""
-
-    def __init__(self, name: str, file: ModelFile, synthetic: SyntheticModel | None = None) -> None:
-        self.name = name
-        self.file = file
-        self.synthetic = synthetic
-
-    @property
-    def label(self) -> str:
-        """What the model is called in messages."""
-        return str(self.file.paths[0]) if self.file.paths else self.name
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """Raises: ModelError for a tokenizer that is missing or unknown."""
-        return Tokenizer.from_metadata(self.file.metadata, self.label)
-
-    def chat_template(self, config: Config) -> ChatTemplate | None:
-        """The template of the settings, else the file's. Raises: ConfigError, ModelError."""
-        given, path = config.model.chat_template, config.model.chat_template_file
-        if given is not None and path is not None:
-            raise ConfigError("--chat-template and --chat-template-file both name a template; give one")
-        if path is not None:
-            try:
-                given = Path(path).read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"--chat-template-file {path} cannot be read: {error}") from error
-        if given is None:
-            return ChatTemplate.from_metadata(self.file.metadata, self.label)
-        return ChatTemplate.from_metadata({**self.file.metadata, "tokenizer.chat_template": given}, "--chat-template")
-
-    def arch(self, config: Config) -> Arch:
-        """Raises: ModelError, UnknownArch."""
-        name = self.file.metadata.get("general.architecture")
-        if not isinstance(name, str):
-            raise ModelError(f"{self.label}: general.architecture is {name!r}; a name was expected")
-        return Registry(prefer=config.model.arch_providers).lookup(name, self.label)
-
-
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is planned and checked, but not loaded."""
-
-    source: Source
-    bound: BoundArch
-    plan: ModelPlan
-    ledger: Ledger
-    run: EngineOptions
-    n_ctx: int
-    load_mode: str
-    report: Report | None
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,156 +62,6 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     template_kwargs: Mapping[str, Any]
     engine: Engine
     prepared: Prepared
-
-
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command needs: sizes, and the number format of the cache when the settings name none."""
-
-    kv_type: str
-    max_seqs: int
-    n_ctx: int | None = None  # None: the settings' or the model's own
-    all_logits: bool = False  # every token's logits are wanted, not only those that are sampled from
-
-
-# ---- sources ----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def open_source(config: Config, synthetic: str | None, layers: int | None) -> Generator[Source]:
-    """The model that the command line names: a synthetic one, a file, or the embedded demo model.
-
-    Raises: ConfigError, BadGguf.
-    """
-    if synthetic is not None:
-        if config.model.path is not None:
-            raise ConfigError(f"--synthetic {synthetic} and the file {config.model.path} both name a model; give one")
-        from strata.synthetic import SyntheticModel
-
-        model = SyntheticModel(synthetic, layers=layers)
-        yield Source(synthetic, model, model)
-        return
-    if layers is not None:
-        raise ConfigError("--layers goes with --synthetic; a file is always run whole")
-    if config.model.path is not None:
-        yield Source(Path(config.model.path).stem, read_gguf(config.model.path))
-        return
-    with demo_model_path() as path:
-        yield Source(path.stem, read_gguf(path))
-
-
-def inspect(config: Config, source: Source) -> Binding:
-    """What of the file its architecture uses. Raises: ModelError for metadata."""
-    return inspect_binding(source.arch(config), source.file)
-
-
-# ---- planning ---------------------------------------------------------------------------------------------------
-
-
-def prepare(config: Config, source: Source, shape: Shape, report: Report | None = None) -> Prepared:
-    """Bind, plan and draw up the ledger; allocates nothing. The ledger is not checked yet.
-
-    Raises: ModelError, ConfigError.
-    """
-    library = Library()
-    bound = bind(source.arch(config), source.file)
-    kv_type = config.engine.kv_type or shape.kv_type
-    n_batch, n_outputs = _step_sizes(config, shape, bound.n_vocab)
-    probe = make_plan(bound, n_batch=n_batch, n_outputs_max=n_outputs)
-    machine = machine_memory()
-    limit, limit_source = ram_limit(machine, config.engine.ram_limit_bytes or None)
-    base_bytes = resident_bytes()
-    with NativeModel(library, probe) as model:
-        per_block = model.measure(EngineOptions(n_threads=1, n_kv_blocks=1, kv_type=kv_type)).kv
-    room = limit - probe.weights_bytes - probe.activations_bytes - base_bytes
-    n_ctx, note = _context(config, shape, bound.n_ctx_train, per_block, room)
-    model_plan = make_plan(bound, n_batch=n_batch, n_outputs_max=n_outputs, n_ctx=n_ctx)
-    n_tokens = max(config.engine.n_kv_tokens, n_ctx) if shape.n_ctx is None else n_ctx
-    run = EngineOptions(
-        kv_type=kv_type,
-        n_kv_blocks=n_kv_blocks(n_tokens),
-        max_seqs=shape.max_seqs,
-        n_threads=config.engine.n_threads or library.cpu_count,
-        poison=config.engine.poison,
-        spin_us=config.engine.spin_us,
-    )
-    with NativeModel(library, model_plan) as model:
-        sizes = model.measure(run)
-    mode, mapped = _load_mode(config, source, model_plan, limit - base_bytes - sizes.kv - sizes.scratch)
-    weights = model_plan.weights_bytes - mapped
-    lines = [
-        Line(name="process", place=Place.RAM, n_bytes=base_bytes, note="Python and its libraries, tokenizer"),
-        Line(name="dense weights", place=Place.RAM, n_bytes=model_plan.weights_bytes - model_plan.expert_bytes),
-        Line(name="experts", place=Place.RAM, n_bytes=weights - model_plan.weights_bytes + model_plan.expert_bytes),
-        Line(name="KV cache", place=Place.RAM, n_bytes=sizes.kv, note=f"{n_tokens} tokens, {kv_type}"),
-        Line(name="activations", place=Place.RAM, n_bytes=sizes.activations, note=f"steps of up to {n_batch} tokens"),
-        Line(name="scratch", place=Place.RAM, n_bytes=sizes.scratch, note=f"{run.n_threads} threads"),
-    ]
-    notes = [note] if note else []
-    if mapped:
-        lines.append(Line(name="experts in the file", place=Place.MAPPED, n_bytes=mapped, note="page cache"))
-        notes.append("the experts stay in the mapped file in its own layout: the same bits, but slower")
-    ledger = Ledger(
-        lines=tuple(line for line in lines if line.n_bytes),
-        ram_limit_bytes=limit,
-        ram_limit_source=limit_source,
-        notes=(*notes, *(source.tokenizer.notes if source.synthetic is None else ())),
-    )
-    return Prepared(
-        source=source,
-        bound=bound,
-        plan=model_plan,
-        ledger=ledger,
-        run=run,
-        n_ctx=n_ctx,
-        load_mode=mode,
-        report=report,
-    )
-
-
-def prepare_serving(config: Config, source: Source, report: Report | None = None) -> Prepared:
-    """The plan that `strata serve` would run with."""
-    return prepare(config, source, Shape(kv_type="f16", max_seqs=config.engine.n_parallel), report)
-
-
-def plan_text(prepared: Prepared) -> str:
-    """The plan as people read it."""
-    plan, run = prepared.plan, prepared.run
-    return "\n".join(
-        (
-            f"{prepared.source.label}: {plan.arch}, {plan.n_layer} layers, {len(plan.expert_sets)} with experts",
-            f"  reads {gib_text(plan.read_bytes_per_token)} of weights per decoded token",
-            f"  {run.n_threads} threads, context {prepared.n_ctx}, {run.max_seqs} sequences, KV {run.kv_type}",
-            "memory",
-            prepared.ledger.text(),
-        )
-    )
-
-
-def _step_sizes(config: Config, shape: Shape, n_vocab: int) -> tuple[int, int]:
-    """(tokens, rows of logits) of the largest step."""
-    n_batch = config.engine.n_batch
-    if shape.all_logits:
-        n_batch = max(1, min(n_batch, _LOGITS_BYTES_MAX // (4 * n_vocab), shape.n_ctx or n_batch))
-        return n_batch, n_batch
-    return max(n_batch, shape.max_seqs), shape.max_seqs
-
-
-def _context(config: Config, shape: Shape, n_ctx_train: int, per_block: int, room: int) -> tuple[int, str | None]:
-    if shape.n_ctx is not None:
-        return shape.n_ctx, None
-    return choose_ctx(n_ctx_train, config.engine.n_ctx or None, per_block, room)
-
-
-def _load_mode(config: Config, source: Source, plan: ModelPlan, room_bytes: int) -> tuple[str, int]:
-    """How weights are read, and the bytes of experts that then stay in the file."""
-    wish = config.model.load_mode
-    if source.synthetic is not None:
-        if wish == "mapped":
-            raise ConfigError("--load-mode mapped needs a file; a synthetic model has none")
-        return "direct", 0
-    if wish == "mapped" or (wish == "auto" and plan.weights_bytes + plan.activations_bytes > room_bytes):
-        return "mapped", plan.expert_bytes
-    return ("direct" if wish == "auto" else wish), 0
 
 
 # ---- opening ----------------------------------------------------------------------------------------------------
@@ -345,24 +131,28 @@ async def open_bench(config: Config, source: Source, *, n_ctx: int) -> AsyncGene
         yield Opened(model=source.name, backend=backend, prepared=prepared)
 
 
-@asynccontextmanager
-async def open_engine(
-    config: Config, prepared: Prepared, telemetry: EngineTelemetry | None = None
-) -> AsyncGenerator[Served]:
-    """A running engine. Leaving the block aborts what is open; a failed device ends it with EngineStopped."""
+def make_engine(
+    config: Config, prepared: Prepared, backend: Backend, telemetry: EngineTelemetry | None = None
+) -> Served:
+    """An engine whose loop is not running yet. Raises: ModelError for a tokenizer or template that cannot be used."""
     source = prepared.source
-    tokenizer, template = source.tokenizer, source.chat_template(config)
+    return Served(
+        source=source,
+        tokenizer=source.tokenizer,
+        chat_template=source.chat_template(config),
+        template_kwargs=config.model.chat_template_kwargs,
+        engine=Engine(backend, source.tokenizer, max_waiting=config.server.max_waiting, observer=telemetry),
+        prepared=prepared,
+    )
+
+
+@asynccontextmanager
+async def open_engine(config: Config, prepared: Prepared) -> AsyncGenerator[Served]:
+    """A running engine. Leaving the block aborts what is open; a failed device ends it with EngineStopped."""
     async with open_backend(prepared) as backend, trio.open_nursery() as nursery:
-        engine = Engine(backend, tokenizer, max_waiting=config.server.max_waiting, observer=telemetry)
-        nursery.start_soon(engine.run)
-        yield Served(
-            source=source,
-            tokenizer=tokenizer,
-            chat_template=template,
-            template_kwargs=config.model.chat_template_kwargs,
-            engine=engine,
-            prepared=prepared,
-        )
+        served = make_engine(config, prepared, backend)
+        nursery.start_soon(served.engine.run)
+        yield served
         nursery.cancel_scope.cancel()
 
 
@@ -370,25 +160,62 @@ async def open_engine(
 
 
 async def serve(config: Config, source: Source, report: Report) -> int:
-    """Serve until a signal. Raises: StrataError when the model cannot be opened or the engine has failed."""
+    """Serve until a signal; return the exit status. A signal while the model loads ends the load.
+
+    Raises: StrataError when the model cannot be opened, or once clients have been told that the engine has failed.
+    """
     metrics = Metrics()
     tracing = open_tracing(config.telemetry.otlp_endpoint, config.telemetry.trace_sample_frac)
     report(f"Strata {__version__}")
     listener = open_listener(config.server)  # an address in use is found before a minute of loading
+    loaded = trio.Event()
+    failure: StrataError | None = None
     try:
-        async with shutdown_on_signals() as shutdown:
+        async with shutdown_on_signals() as shutdown, trio.open_nursery() as nursery:
+
+            async def end_load() -> None:
+                await shutdown.requested.wait()
+                if not loaded.is_set():
+                    nursery.cancel_scope.cancel()
+
+            nursery.start_soon(end_load)
             prepared = prepare_serving(config, source, report)
             report(plan_text(prepared))
-            async with open_engine(config, prepared, EngineTelemetry(metrics, tracing)) as served:
+            async with open_backend(prepared) as backend:
+                loaded.set()
+                served = make_engine(config, prepared, backend, EngineTelemetry(metrics, tracing))
                 app = build_app(_served_model(config, served), config.server, metrics=metrics, tracing=tracing)
-                async with trio.open_nursery() as nursery:
-                    url = await nursery.start(serve_http, app, listener, shutdown)
-                    report(f"serving {app.services.model.id} on {url} (OpenAI: {url}/v1, Anthropic: {url})")
+                failure = await _serve(app, served.engine, listener, shutdown, report)
+            nursery.cancel_scope.cancel()
     finally:
         listener.close()
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(tracing.close)
-    return 0
+    if failure is not None:
+        raise failure
+    return 0 if loaded.is_set() else _STATUS_INTERRUPTED
+
+
+async def _serve(
+    app: App, engine: Engine, listener: socket.socket, shutdown: Shutdown, report: Report
+) -> StrataError | None:
+    """Run engine and HTTP until a shutdown; an engine that fails causes one, so that clients are told first."""
+    failures: list[StrataError] = []
+
+    async def run_engine() -> None:
+        try:
+            await engine.run()
+        except StrataError as error:
+            failures.append(error)
+            shutdown.request("the engine has failed")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_engine)
+        async with trio.open_nursery() as http:
+            url = await http.start(serve_http, app, listener, shutdown)
+            report(f"serving {app.services.model.id} on {url} (OpenAI: {url}/v1, Anthropic: {url})")
+        nursery.cancel_scope.cancel()
+    return failures[0] if failures else None
 
 
 def _served_model(config: Config, served: Served) -> ServedModel:

@@ -41,14 +41,14 @@ def worker_theirs(args: argparse.Namespace) -> None:
 def worker_ours(args: argparse.Namespace) -> None:
     import trio
 
-    from strata import runtime
+    from strata import planning, runtime
     from strata.cli.bench import measure_run
     from strata.config import load_config
 
     async def run() -> None:
         config = load_config({"model.path": args.model, "engine.n_threads": str(args.threads)}, environ={})
         n_ctx = args.n_prompt + args.n_decode
-        with runtime.open_source(config, None, None) as source:
+        with planning.open_source(config, None, None) as source:
             async with runtime.open_bench(config, source, n_ctx=n_ctx) as opened:
                 tokens = forced_tokens(n_ctx, opened.backend.limits.n_vocab)
                 for _ in _turns():

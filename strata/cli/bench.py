@@ -14,8 +14,9 @@ import msgspec
 import trio
 from tqdm import tqdm
 
-from strata import runtime
-from strata.cli.options import add_model, add_settings, positive, settings
+from strata import planning, runtime
+from strata.cli.options import Commands, add_model, add_settings, positive, settings
+from strata.config import Config
 from strata.engine.backend import KV_BLOCK_TOKENS, Backend, BatchRow, SampleSpec, StepBatch
 from strata.engine.offline import run_step
 from strata.machine import Machine, describe_machine, source_commit
@@ -45,7 +46,7 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     commit: str
 
 
-def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_commands(commands: Commands) -> None:
     parser = commands.add_parser("bench", help="measure prompt and decode speed", description=__doc__)
     add_model(parser)
     parser.add_argument("-p", "--n-prompt", type=positive, default=512, metavar="N", help="prompt tokens (512)")
@@ -63,11 +64,11 @@ def forced_tokens(n: int, n_vocab: int) -> tuple[int, ...]:
 
 def bench(args: argparse.Namespace) -> int:
     config = settings(args)
-    with runtime.open_source(config, args.synthetic, args.layers) as source:
+    with planning.open_source(config, args.synthetic, args.layers) as source:
         return trio.run(_bench, args, config, source)
 
 
-async def _bench(args: argparse.Namespace, config: runtime.Config, source: runtime.Source) -> int:
+async def _bench(args: argparse.Namespace, config: Config, source: planning.Source) -> int:
     n_ctx = args.n_prompt + args.n_decode
     async with runtime.open_bench(config, source, n_ctx=n_ctx) as opened:
         tokens = forced_tokens(n_ctx, opened.backend.limits.n_vocab)

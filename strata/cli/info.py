@@ -6,13 +6,13 @@ import argparse
 
 import msgspec
 
-from strata import runtime
+from strata import planning
 from strata.arch import report
 from strata.arch.registry import Registry
-from strata.cli.options import add_model, add_settings, settings
+from strata.cli.options import Commands, add_model, add_settings, settings
 
 
-def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_commands(commands: Commands) -> None:
     parser = commands.add_parser("plan", help="print the memory ledger")
     add_model(parser)
     add_settings(parser, ("model", "engine"))
@@ -32,20 +32,20 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def plan(args: argparse.Namespace) -> int:
     config = settings(args)
-    with runtime.open_source(config, args.synthetic, args.layers) as source:
-        prepared = runtime.prepare_serving(config, source)
+    with planning.open_source(config, args.synthetic, args.layers) as source:
+        prepared = planning.prepare_serving(config, source)
     if args.json:
         print(msgspec.json.encode(prepared.ledger).decode())
     else:
-        print(runtime.plan_text(prepared))
+        print(planning.plan_text(prepared))
     prepared.ledger.check()
     return 0
 
 
 def inspect(args: argparse.Namespace) -> int:
     config = settings(args)
-    with runtime.open_source(config, args.synthetic, args.layers) as source:
-        binding = runtime.inspect(config, source)
+    with planning.open_source(config, args.synthetic, args.layers) as source:
+        binding = planning.inspect(config, source)
     print(msgspec.json.encode(binding).decode() if args.json else report.binding_report(binding))
     return int(bool(binding.missing or binding.wrong or binding.unexpected))
 

@@ -9,13 +9,14 @@ import numpy as np
 import trio
 from tqdm import tqdm
 
-from strata import runtime
-from strata.cli.options import add_model, add_settings, positive, settings, token_ids
+from strata import planning, runtime
+from strata.cli.options import Commands, add_model, add_settings, positive, settings, token_ids
+from strata.config import Config
 from strata.engine.offline import logits_of
 from strata.errors import RequestError
 
 
-def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_commands(commands: Commands) -> None:
     parser = commands.add_parser("logits", help="write float32 logits [n_tokens, n_vocab] as .npy")
     add_model(parser)
     source = parser.add_mutually_exclusive_group(required=True)
@@ -36,11 +37,11 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def logits(args: argparse.Namespace) -> int:
     config = settings(args)
-    with runtime.open_source(config, args.synthetic, args.layers) as source:
+    with planning.open_source(config, args.synthetic, args.layers) as source:
         return trio.run(_logits, args, config, source)
 
 
-async def _logits(args: argparse.Namespace, config: runtime.Config, source: runtime.Source) -> int:
+async def _logits(args: argparse.Namespace, config: Config, source: planning.Source) -> int:
     tokens = args.tokens
     if tokens is None:
         tokens = tuple(source.tokenizer.encode(args.text, add_special=True, parse_special=True))
@@ -54,11 +55,11 @@ async def _logits(args: argparse.Namespace, config: runtime.Config, source: runt
 
 def perplexity(args: argparse.Namespace) -> int:
     config = settings(args)
-    with runtime.open_source(config, args.synthetic, args.layers) as source:
+    with planning.open_source(config, args.synthetic, args.layers) as source:
         return trio.run(_perplexity, args, config, source)
 
 
-async def _perplexity(args: argparse.Namespace, config: runtime.Config, source: runtime.Source) -> int:
+async def _perplexity(args: argparse.Namespace, config: Config, source: planning.Source) -> int:
     tokenizer = source.tokenizer
     text = await trio.Path(args.text_file).read_text(encoding="utf-8")
     tokens = tokenizer.encode(text, add_special=False, parse_special=False)

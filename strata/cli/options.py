@@ -10,6 +10,9 @@ from typing import Any
 from strata.config import ALWAYS_ON_FLAGS, Config, ConfigField, config_fields, load_config
 from strata.errors import ConfigError
 
+# argparse has no public names for what add_subparsers and add_argument_group return.
+Commands = Any
+_Group = Any
 _DEST = "cfg:"
 
 
@@ -75,7 +78,7 @@ def token_ids(text: str) -> tuple[int, ...]:
     return ids
 
 
-def _add(group: argparse._ArgumentGroup, field: ConfigField) -> None:
+def _add(group: _Group, field: ConfigField) -> None:
     if not field.flags:
         return
     text = field.help.replace("%", "%%")

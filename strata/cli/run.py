@@ -8,14 +8,15 @@ from pathlib import Path
 
 import trio
 
-from strata import runtime
-from strata.cli.options import add_model, add_settings, settings
+from strata import planning, runtime
+from strata.cli.options import Commands, add_model, add_settings, settings
+from strata.config import Config
 from strata.errors import RequestError
 from strata.text.chat import ChatTemplate
 from strata.types import Delta, Request
 
 
-def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_commands(commands: Commands) -> None:
     parser = commands.add_parser(
         "run",
         help="print the continuation of a prompt",
@@ -36,7 +37,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     config = settings(args)
-    with runtime.open_source(config, args.synthetic, args.layers) as source:
+    with planning.open_source(config, args.synthetic, args.layers) as source:
         return trio.run(_run, args, config, source)
 
 
@@ -46,9 +47,9 @@ def _prompt_text(args: argparse.Namespace) -> str:
     return sys.stdin.read() if args.prompt == "-" else args.prompt
 
 
-async def _run(args: argparse.Namespace, config: runtime.Config, source: runtime.Source) -> int:
+async def _run(args: argparse.Namespace, config: Config, source: planning.Source) -> int:
     text = _prompt_text(args)
-    prepared = runtime.prepare(config, source, runtime.Shape(kv_type="f16", max_seqs=1))
+    prepared = planning.prepare(config, source, planning.Shape(kv_type="f16", max_seqs=1))
     async with runtime.open_engine(config, prepared) as served:
         tokenizer = served.tokenizer
         if args.chat:

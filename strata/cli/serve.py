@@ -7,12 +7,12 @@ import sys
 
 import trio
 
-from strata import runtime
-from strata.cli.options import add_model, add_settings, settings
+from strata import planning, runtime
+from strata.cli.options import Commands, add_model, add_settings, settings
 from strata.telemetry.logs import configure_logs
 
 
-def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_commands(commands: Commands) -> None:
     parser = commands.add_parser(
         "serve",
         help="serve the OpenAI and Anthropic APIs",
@@ -26,5 +26,9 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def serve(args: argparse.Namespace) -> int:
     config = settings(args)
     configure_logs(config.telemetry.log_level, config.telemetry.log_format)
-    with runtime.open_source(config, args.synthetic, args.layers) as source:
-        return trio.run(runtime.serve, config, source, lambda text: print(text, file=sys.stderr, flush=True))
+    with planning.open_source(config, args.synthetic, args.layers) as source:
+        return trio.run(runtime.serve, config, source, _report)
+
+
+def _report(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -3,7 +3,7 @@
 What lives here: the files themselves and the one function that finds them. What does not: reading them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -14,7 +14,7 @@ DEMO_MODEL_NAME = "strata-demo.gguf"
 
 
 @contextmanager
-def demo_model_path() -> Iterator[Path]:
+def demo_model_path() -> Generator[Path]:
     """Yield a real file-system path of the embedded model; valid inside the `with` block only.
 
     A package inside an archive is unpacked to a temporary file for the duration of the block.

@@ -90,7 +90,7 @@ def _qwen3(n_layer: int, n_embd: int, n_head: int, n_ff_exp: int, n_ff: int) -> 
     )
 
 
-SHAPES: dict[str, Shape] = {
+_PUBLIC: dict[str, Shape] = {
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),
     "qwen3-30b-a3b": _qwen3(48, 2048, 32, 768, 6144),
@@ -208,10 +208,10 @@ def _tiny(name: str, **changes: object) -> Shape:
         "n_ctx": 2048,
         "rope_base": 1e4,
     }
-    return msgspec.structs.replace(SHAPES[name], **{**base, **changes})
+    return msgspec.structs.replace(_PUBLIC[name], **{**base, **changes})
 
 
-SHAPES |= {
+_TINY: dict[str, Shape] = {
     "tiny-qwen3moe": _tiny("qwen3-30b-a3b"),
     "tiny-gpt-oss": _tiny("gpt-oss-20b", window=16, yarn_ctx=32, quant="mxfp4"),
     "tiny-llama": _tiny("mixtral-8x7b", n_ff=256),
@@ -229,3 +229,5 @@ SHAPES |= {
         n_dense=1,
     ),
 }
+
+SHAPES: dict[str, Shape] = {**_PUBLIC, **_TINY}

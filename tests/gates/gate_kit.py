@@ -6,7 +6,7 @@ from functools import cache
 import msgspec
 import numpy as np
 
-from strata import runtime
+from strata import planning, runtime
 from strata.config import Config, EngineConfig, ModelConfig
 from strata.engine.backend import BatchRow, StepBatch
 from strata.engine.offline import logits_of, run_step
@@ -45,9 +45,9 @@ async def opened(
         model=ModelConfig(path=model if is_file else None, load_mode=load_mode),
         engine=EngineConfig(n_threads=n_threads, kv_type=kv_type, poison=poison, n_batch=n_batch),
     )
-    with runtime.open_source(config, None if is_file else model, None) as source:
-        shape = runtime.Shape(kv_type=kv_type, max_seqs=max_seqs, n_ctx=64 * 4 * max_seqs, all_logits=True)
-        prepared = runtime.prepare(config, source, shape)
+    with planning.open_source(config, None if is_file else model, None) as source:
+        shape = planning.Shape(kv_type=kv_type, max_seqs=max_seqs, n_ctx=64 * 4 * max_seqs, all_logits=True)
+        prepared = planning.prepare(config, source, shape)
         run = msgspec.structs.replace(prepared.run, tier=tier)
         async with runtime.open_backend(msgspec.structs.replace(prepared, run=run)) as backend:
             yield backend

@@ -1,0 +1,237 @@
+"""From a name on the command line to a checked plan: source, binding, plan, ledger. Allocates nothing for weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from strata.arch.bind import Binding, bind, inspect_binding
+from strata.arch.bound import BoundArch, ModelFile
+from strata.arch.plan import plan as make_plan
+from strata.arch.plan_tables import ModelPlan
+from strata.arch.registry import Registry
+from strata.arch.spec import Arch
+from strata.config import Config
+from strata.engine.budget import Ledger, Line, Place, choose_ctx, gib_text, n_kv_blocks, ram_limit
+from strata.errors import ConfigError, ModelError
+from strata.ffi.library import Library
+from strata.ffi.native import EngineOptions, NativeModel
+from strata.gguf.reader import read_gguf
+from strata.machine import machine_memory, resident_bytes
+from strata.models import demo_model_path
+from strata.text.chat import ChatTemplate
+from strata.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from strata.synthetic import SyntheticModel
+
+Report = Callable[[str], None]
+_LOGITS_BYTES_MAX = 64 << 20  # of one step's logits where every token's are wanted
+
+
+class Source:
+    """A model before it is loaded: its directory, and how to get its tokenizer and template."""
+
+    def __init__(self, name: str, file: ModelFile, synthetic: SyntheticModel | None = None) -> None:
+        self.name = name
+        self.file = file
+        self.synthetic = synthetic
+
+    @property
+    def label(self) -> str:
+        """What the model is called in messages."""
+        return str(self.file.paths[0]) if self.file.paths else self.name
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Raises: ModelError for a tokenizer that is missing or unknown."""
+        return Tokenizer.from_metadata(self.file.metadata, self.label)
+
+    def chat_template(self, config: Config) -> ChatTemplate | None:
+        """The template of the settings, else the file's. Raises: ConfigError, ModelError."""
+        given, path = config.model.chat_template, config.model.chat_template_file
+        if given is not None and path is not None:
+            raise ConfigError("--chat-template and --chat-template-file both name a template; give one")
+        if path is not None:
+            try:
+                given = Path(path).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"--chat-template-file {path} cannot be read: {error}") from error
+        if given is None:
+            return ChatTemplate.from_metadata(self.file.metadata, self.label)
+        return ChatTemplate.from_metadata({**self.file.metadata, "tokenizer.chat_template": given}, "--chat-template")
+
+    def arch(self, config: Config) -> Arch:
+        """Raises: ModelError, UnknownArch."""
+        name = self.file.metadata.get("general.architecture")
+        if not isinstance(name, str):
+            raise ModelError(f"{self.label}: general.architecture is {name!r}; a name was expected")
+        return Registry(prefer=config.model.arch_providers).lookup(name, self.label)
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that is planned and checked, but not loaded."""
+
+    source: Source
+    bound: BoundArch
+    plan: ModelPlan
+    ledger: Ledger
+    run: EngineOptions
+    n_ctx: int
+    load_mode: str
+    report: Report | None
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command needs: sizes, and the number format of the cache when the settings name none."""
+
+    kv_type: str
+    max_seqs: int
+    n_ctx: int | None = None  # None: the settings' or the model's own
+    all_logits: bool = False  # every token's logits are wanted, not only those that are sampled from
+
+
+# ---- sources ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_source(config: Config, synthetic: str | None, layers: int | None) -> Generator[Source]:
+    """The model that the command line names: a synthetic one, a file, or the embedded demo model.
+
+    Raises: ConfigError, BadGguf.
+    """
+    if synthetic is not None:
+        if config.model.path is not None:
+            raise ConfigError(f"--synthetic {synthetic} and the file {config.model.path} both name a model; give one")
+        from strata.synthetic import SyntheticModel
+
+        model = SyntheticModel(synthetic, layers=layers)
+        yield Source(synthetic, model, model)
+        return
+    if layers is not None:
+        raise ConfigError("--layers goes with --synthetic; a file is always run whole")
+    if config.model.path is not None:
+        yield Source(Path(config.model.path).stem, read_gguf(config.model.path))
+        return
+    with demo_model_path() as path:
+        yield Source(path.stem, read_gguf(path))
+
+
+def inspect(config: Config, source: Source) -> Binding:
+    """What of the file its architecture uses. Raises: ModelError for metadata."""
+    return inspect_binding(source.arch(config), source.file)
+
+
+# ---- planning ---------------------------------------------------------------------------------------------------
+
+
+def prepare(config: Config, source: Source, shape: Shape, report: Report | None = None) -> Prepared:
+    """Bind, plan and draw up the ledger; allocates nothing. The ledger is not checked yet.
+
+    Raises: ModelError, ConfigError.
+    """
+    library = Library()
+    bound = bind(source.arch(config), source.file)
+    kv_type = config.engine.kv_type or shape.kv_type
+    n_batch, n_outputs = _step_sizes(config, shape, bound.n_vocab)
+    probe = make_plan(bound, n_batch=n_batch, n_outputs_max=n_outputs)
+    machine = machine_memory()
+    limit, limit_source = ram_limit(machine, config.engine.ram_limit_bytes or None)
+    base_bytes = resident_bytes()
+    with NativeModel(library, probe) as model:
+        per_block = model.measure(EngineOptions(n_threads=1, n_kv_blocks=1, kv_type=kv_type)).kv
+    room = limit - probe.weights_bytes - probe.activations_bytes - base_bytes
+    n_ctx, note = _context(config, shape, bound.n_ctx_train, per_block, room)
+    model_plan = make_plan(bound, n_batch=n_batch, n_outputs_max=n_outputs, n_ctx=n_ctx)
+    n_tokens = max(config.engine.n_kv_tokens, n_ctx) if shape.n_ctx is None else n_ctx
+    run = EngineOptions(
+        kv_type=kv_type,
+        n_kv_blocks=n_kv_blocks(n_tokens),
+        max_seqs=shape.max_seqs,
+        n_threads=config.engine.n_threads or library.cpu_count,
+        poison=config.engine.poison,
+        spin_us=config.engine.spin_us,
+    )
+    with NativeModel(library, model_plan) as model:
+        sizes = model.measure(run)
+    mode, mapped = _load_mode(config, source, model_plan, limit - base_bytes - sizes.kv - sizes.scratch)
+    weights = model_plan.weights_bytes - mapped
+    lines = [
+        Line(name="process", place=Place.RAM, n_bytes=base_bytes, note="Python and its libraries, tokenizer"),
+        Line(name="dense weights", place=Place.RAM, n_bytes=model_plan.weights_bytes - model_plan.expert_bytes),
+        Line(name="experts", place=Place.RAM, n_bytes=weights - model_plan.weights_bytes + model_plan.expert_bytes),
+        Line(name="KV cache", place=Place.RAM, n_bytes=sizes.kv, note=f"{n_tokens} tokens, {kv_type}"),
+        Line(name="activations", place=Place.RAM, n_bytes=sizes.activations, note=f"steps of up to {n_batch} tokens"),
+        Line(name="scratch", place=Place.RAM, n_bytes=sizes.scratch, note=f"{run.n_threads} threads"),
+    ]
+    notes = [note] if note else []
+    if mapped:
+        lines.append(Line(name="experts in the file", place=Place.MAPPED, n_bytes=mapped, note="page cache"))
+        notes.append("the experts stay in the mapped file in its own layout: the same bits, but slower")
+    ledger = Ledger(
+        lines=tuple(line for line in lines if line.n_bytes),
+        ram_limit_bytes=limit,
+        ram_limit_source=limit_source,
+        notes=(*notes, *(source.tokenizer.notes if source.synthetic is None else ())),
+    )
+    return Prepared(
+        source=source,
+        bound=bound,
+        plan=model_plan,
+        ledger=ledger,
+        run=run,
+        n_ctx=n_ctx,
+        load_mode=mode,
+        report=report,
+    )
+
+
+def prepare_serving(config: Config, source: Source, report: Report | None = None) -> Prepared:
+    """The plan that `strata serve` would run with."""
+    return prepare(config, source, Shape(kv_type="f16", max_seqs=config.engine.n_parallel), report)
+
+
+def plan_text(prepared: Prepared) -> str:
+    """The plan as people read it."""
+    plan, run = prepared.plan, prepared.run
+    return "\n".join(
+        (
+            f"{prepared.source.label}: {plan.arch}, {plan.n_layer} layers, {len(plan.expert_sets)} with experts",
+            f"  reads {gib_text(plan.read_bytes_per_token)} of weights per decoded token",
+            f"  {run.n_threads} threads, context {prepared.n_ctx}, {run.max_seqs} sequences, KV {run.kv_type}",
+            "memory",
+            prepared.ledger.text(),
+        )
+    )
+
+
+def _step_sizes(config: Config, shape: Shape, n_vocab: int) -> tuple[int, int]:
+    """(tokens, rows of logits) of the largest step."""
+    n_batch = config.engine.n_batch
+    if shape.all_logits:
+        n_batch = max(1, min(n_batch, _LOGITS_BYTES_MAX // (4 * n_vocab), shape.n_ctx or n_batch))
+        return n_batch, n_batch
+    return max(n_batch, shape.max_seqs), shape.max_seqs
+
+
+def _context(config: Config, shape: Shape, n_ctx_train: int, per_block: int, room: int) -> tuple[int, str | None]:
+    if shape.n_ctx is not None:
+        return shape.n_ctx, None
+    return choose_ctx(n_ctx_train, config.engine.n_ctx or None, per_block, room)
+
+
+def _load_mode(config: Config, source: Source, plan: ModelPlan, room_bytes: int) -> tuple[str, int]:
+    """How weights are read, and the bytes of experts that then stay in the file."""
+    wish = config.model.load_mode
+    if source.synthetic is not None:
+        if wish == "mapped":
+            raise ConfigError("--load-mode mapped needs a file; a synthetic model has none")
+        return "direct", 0
+    if wish == "mapped" or (wish == "auto" and plan.weights_bytes + plan.activations_bytes > room_bytes):
+        return "mapped", plan.expert_bytes
+    return ("direct" if wish == "auto" else wish), 0
