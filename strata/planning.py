@@ -37,7 +37,11 @@ _LOGITS_BYTES_MAX = 64 << 20  # of one step's logits where every token's are wan
 class Source:
     """A model before it is loaded: its directory, and how to get its tokenizer and template."""
 
-    def __init__(self, name: str, file: ModelFile, synthetic: SyntheticModel | None = None) -> None:
+    def __init__(
+        self, name: str, file: ModelFile, synthetic: SyntheticModel | None = None, pre: str | None = None
+    ) -> None:
+        """pre: replaces the pre-tokenizer that the file names."""
+        self._pre = pre
         self.name = name
         self.file = file
         self.synthetic = synthetic
@@ -50,7 +54,7 @@ class Source:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Raises: ModelError for a tokenizer that is missing or unknown."""
-        return Tokenizer.from_metadata(self.file.metadata, self.label)
+        return Tokenizer.from_metadata(self.file.metadata, self.label, pre=self._pre)
 
     def chat_template(self, config: Config) -> ChatTemplate | None:
         """The template of the settings, else the file's. Raises: ConfigError, ModelError."""
@@ -116,10 +120,10 @@ def open_source(config: Config, synthetic: str | None, layers: int | None) -> Ge
     if layers is not None:
         raise ConfigError("--layers goes with --synthetic; a file is always run whole")
     if config.model.path is not None:
-        yield Source(Path(config.model.path).stem, read_gguf(config.model.path))
+        yield Source(Path(config.model.path).stem, read_gguf(config.model.path), pre=config.model.tokenizer_pre)
         return
     with demo_model_path() as path:
-        yield Source(path.stem, read_gguf(path))
+        yield Source(path.stem, read_gguf(path), pre=config.model.tokenizer_pre)
 
 
 def inspect(config: Config, source: Source) -> Binding:

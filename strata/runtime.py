@@ -28,7 +28,7 @@ from strata.gguf.quants import GROUP_ROWS, row_bytes
 from strata.gguf.reader import GgufFile
 from strata.planning import Prepared, Report, Shape, Source, plan_text, prepare, prepare_serving
 from strata.server.app import App, build_app
-from strata.server.listen import open_listener, shutdown_on_signals
+from strata.server.listen import Shutdown, open_listener, shutdown_on_signals
 from strata.server.listen import serve as serve_http
 from strata.server.ports import ServedModel
 from strata.telemetry.metrics import Metrics

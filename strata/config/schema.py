@@ -54,6 +54,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         dict[str, Any],
         doc("JSON object of extra template variables; a request's own ones win", "--chat-template-kwargs"),
     ] = {}
+    tokenizer_pre: Annotated[
+        str | None,
+        doc("pre-tokenizer to use instead of the one the file names (tokenizer.ggml.pre)", "--tokenizer-pre"),
+    ] = None
     arch_providers: Annotated[
         dict[str, str],
         doc("which distribution provides an architecture when two do, as ARCH=DISTRIBUTION", "--arch-provider"),
@@ -72,11 +76,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Sizes and resources of the engine."""
 
     n_ctx: Annotated[
-        int, doc("positions of one sequence; 0: what the model was trained for", "-c", "--ctx-size", ge=0)
+        int,
+        doc("positions of one sequence; 0: what the model was trained for, at most 32768", "-c", "--ctx-size", ge=0),
     ] = 0
     n_kv_tokens: Annotated[
         int,
-        doc("KV cache positions shared by all sequences; 0: n_ctx times n_parallel", "--kv-tokens", ge=0),
+        doc(
+            "KV cache positions shared by all sequences; 0: n_ctx (sequences share them page by page)",
+            "--kv-tokens",
+            ge=0,
+        ),
     ] = 0
     n_batch: Annotated[int, doc("tokens of the largest step", "-b", "--batch-size", ge=1, le=65536)] = 512
     n_parallel: Annotated[int, doc("sequences that run at the same time", "-np", "--parallel", ge=1, le=1024)] = 4

@@ -317,7 +317,7 @@ def _choose_pre(meta: Metadata, vocabulary: Vocabulary, override: str | None) ->
     if not name:
         vocabulary.notes.append(
             "tokenizer.ggml.pre is missing: text is cut by the pre-tokenizer 'default', "
-            "which is wrong for most models and degrades answers; name the right one to override it"
+            "which is wrong for most models and degrades answers; name the right one with --tokenizer-pre"
         )
         name = "default"
     if name in BYTE_LEVEL_PRE:
@@ -325,7 +325,7 @@ def _choose_pre(meta: Metadata, vocabulary: Vocabulary, override: str | None) ->
     what = "the pre-tokenizer override" if override is not None else "tokenizer.ggml.pre"
     raise ModelError(
         f"{vocabulary.source}: {what} is {name!r}; accepted: {known_names()}. If the model's tokenizer.json splits "
-        "text like one of these, override the name with it; guessing one would degrade every answer"
+        "text like one of these, name it with --tokenizer-pre; guessing one would degrade every answer"
     )
 
 
