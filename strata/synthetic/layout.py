@@ -8,9 +8,13 @@ from typing import Any
 import msgspec
 
 from strata.gguf.quants import GgmlType, type_info
+from strata.synthetic.blocks import BLOCK_TYPES, FLOAT_TYPES
 from strata.synthetic.shapes import Shape
+from strata.synthetic.vocabulary import byte_level_vocabulary
 
-QUANTS = ("f32", "f16", "q8_0", "mxfp4", "q4_k", "q4_k_m")
+_TYPES = {t.name.lower(): t for t in (*FLOAT_TYPES, *BLOCK_TYPES) if t is not GgmlType.MXFP4}
+# mixes: "mxfp4" for experts and Q8_0 for the rest; "q4_k_m" Q4_K and in places Q6_K; else one type for all matrices
+QUANTS = ("mxfp4", "q4_k_m", *_TYPES)
 _FALLBACK = GgmlType.Q8_0  # for rows that do not divide into super-blocks
 
 
@@ -62,7 +66,7 @@ def metadata(shape: Shape, name: str) -> dict[str, tuple[str, Any]]:
         "general.architecture": ("str", shape.arch),
         "general.name": ("str", f"{name} (random weights)"),
         **{f"{shape.arch}.{key}": value for key, value in own.items()},
-        **_tokenizer(shape.n_vocab),
+        **byte_level_vocabulary(shape.n_vocab),
     }
 
 
@@ -93,35 +97,14 @@ def _optional_keys(shape: Shape) -> dict[str, tuple[str, Any]]:
     return keys
 
 
-def _tokenizer(n_vocab: int) -> dict[str, tuple[str, Any]]:
-    """A byte-level vocabulary: 256 byte tokens, one merge, numbered fillers, an end token."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    tokens = [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))] + ["th"]
-    tokens += [f"<filler_{i}>" for i in range(len(tokens), n_vocab - 1)] + ["<|end|>"]
-    return {
-        "tokenizer.ggml.model": ("str", "gpt2"),
-        "tokenizer.ggml.pre": ("str", "gpt-2"),
-        "tokenizer.ggml.tokens": ("[str]", tokens),
-        "tokenizer.ggml.token_type": ("[i32]", [1] * 257 + [5] * (n_vocab - 258) + [3]),
-        "tokenizer.ggml.merges": ("[str]", ["t h"]),
-        "tokenizer.ggml.bos_token_id": ("u32", n_vocab - 1),
-        "tokenizer.ggml.eos_token_id": ("u32", n_vocab - 1),
-        "tokenizer.ggml.add_bos_token": ("bool", False),
-    }
-
-
 def _type(quant: str, part: str, n_cols: int, more_bits: bool) -> GgmlType:
-    chosen = {
-        "f32": GgmlType.F32,
-        "f16": GgmlType.F16,
-        "q8_0": GgmlType.Q8_0,
-        "mxfp4": GgmlType.MXFP4 if part in ("expert", "expert down") else GgmlType.Q8_0,
-        "q4_k": GgmlType.Q4_K,
-        "q4_k_m": GgmlType.Q6_K
-        if part == "output" or (more_bits and part in ("value", "down", "expert down"))
-        else GgmlType.Q4_K,
-    }[quant]
+    if quant == "mxfp4":
+        chosen = GgmlType.MXFP4 if part in ("expert", "expert down") else GgmlType.Q8_0
+    elif quant == "q4_k_m":
+        wide = part == "output" or (more_bits and part in ("value", "down", "expert down"))
+        chosen = GgmlType.Q6_K if wide else GgmlType.Q4_K
+    else:
+        chosen = _TYPES[quant]
     info = type_info(chosen)
     assert info is not None
     return _FALLBACK if n_cols % info.block else chosen

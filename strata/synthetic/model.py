@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from numpy.typing import NDArray
 from strata.errors import ConfigError
 from strata.gguf.quants import GgmlType, row_bytes
 from strata.gguf.reader import Tensor
+from strata.synthetic.blocks import float_bytes
 from strata.synthetic.layout import QUANTS, Entry, entries, metadata
 from strata.synthetic.shapes import SHAPES
-from strata.synthetic.weights import WeightSource, float_bytes
+from strata.synthetic.weights import WeightSource
 
 ALIGNMENT = 32
 
@@ -56,7 +58,7 @@ class SyntheticModel:
         Raises: KeyError for an unknown name, IndexError for rows that the tensor does not have.
         """
         entry = self._entries[name]
-        total = _n_rows(entry.ne)
+        total = math.prod(entry.ne[1:])
         if not 0 <= first_row <= first_row + n_rows <= total:
             raise IndexError(f"{name} has {total} rows; {first_row} to {first_row + n_rows} were asked for")
         span = (first_row, first_row + n_rows)
@@ -86,14 +88,7 @@ class SyntheticModel:
         placed: dict[str, Tensor] = {}
         at = 0
         for entry in self._entries.values():
-            n_bytes = row_bytes(entry.type, entry.ne[0]) * _n_rows(entry.ne)
+            n_bytes = row_bytes(entry.type, entry.ne[0]) * math.prod(entry.ne[1:])
             placed[entry.name] = Tensor(entry.name, int(entry.type), entry.ne, 0, at, n_bytes)
             at += -(-n_bytes // ALIGNMENT) * ALIGNMENT
         return placed
-
-
-def _n_rows(ne: tuple[int, ...]) -> int:
-    n = 1
-    for dim in ne[1:]:
-        n *= dim
-    return n

@@ -8,20 +8,14 @@ fields of every block are then set so that the dequantised values have about mea
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strata.gguf.quants import GROUP_ROWS, GgmlType, row_bytes, type_info
+from strata.synthetic.blocks import BLOCK_TYPES, FLOAT_TYPES, float_bytes, set_scales
 
 POOL_BYTES = 32 << 20
-_JITTER = 64  # scale fields differ by up to this many steps of their last bit
-
-# Deviation of a dequantised value when the scale field is 1 and the payload is uniformly random.
-# Q4_K: sc * q - 7.5 * m with sc, m in 0..63, q in 0..15.  Q6_K: sc * (q - 32) with int8 sc.  MXFP4: codes of kvalues.
-_UNIT_DEVIATION = {GgmlType.Q4_K: 258.3, GgmlType.Q6_K: 1365.3, GgmlType.Q8_0: 73.9, GgmlType.MXFP4: 5.852}
-SUPPORTED = (*_UNIT_DEVIATION, GgmlType.F32, GgmlType.F16, GgmlType.BF16)
 
 
 class WeightSource:
@@ -36,23 +30,20 @@ class WeightSource:
     ) -> NDArray[np.uint8]:
         """Rows span[0] <= r < span[1] in the file's layout: uint8 [n_rows, row_bytes].
 
-        Raises: ValueError for a type that is not SUPPORTED.
+        Raises: ValueError for a type that holds no weights.
         """
         first, end = span
-        if ggml_type in (GgmlType.F32, GgmlType.F16, GgmlType.BF16):
+        if ggml_type in FLOAT_TYPES:
             return self._float_rows(tensor, ggml_type, n_cols, deviation, span)
-        if ggml_type not in _UNIT_DEVIATION:
-            raise ValueError(
-                f"random rows of type {ggml_type} cannot be made; accepted: {', '.join(t.name for t in SUPPORTED)}"
-            )
+        info = type_info(ggml_type)
+        if info is None or ggml_type not in BLOCK_TYPES:
+            raise ValueError(f"random rows of type {ggml_type} cannot be made; it is no type of weights")
         size = row_bytes(ggml_type, n_cols)
         group_first, group_end = first // GROUP_ROWS, -(-end // GROUP_ROWS)
         made = np.empty((group_end - group_first, GROUP_ROWS * size), np.uint8)
         for i, group in enumerate(range(group_first, group_end)):
             self._copy(tensor, group, made[i])
-        info = type_info(ggml_type)
-        assert info is not None
-        _set_scales(made.reshape(-1, info.block_bytes), GgmlType(ggml_type), deviation)
+        set_scales(made.reshape(-1, info.block_bytes), GgmlType(ggml_type), deviation)
         start = first - group_first * GROUP_ROWS
         return made.reshape(-1, size)[start : start + end - first]
 
@@ -79,38 +70,6 @@ class WeightSource:
         for i in range(end - first):
             made[i] = self.generator(tensor, first + i).standard_normal(n_cols, np.float32) * np.float32(deviation)
         return float_bytes(made, ggml_type)
-
-
-def float_bytes(values: NDArray[np.float32], ggml_type: int) -> NDArray[np.uint8]:
-    """float32 [n, n_cols] as F32, F16 or BF16 bytes [n, row_bytes]."""
-    rounded: Any = values
-    if ggml_type == GgmlType.F16:
-        rounded = values.astype(np.float16)
-    elif ggml_type == GgmlType.BF16:
-        bits = values.view(np.uint32)
-        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return np.ascontiguousarray(rounded).view(np.uint8).reshape(len(values), -1)
-
-
-def _set_scales(blocks: NDArray[np.uint8], ggml_type: GgmlType, deviation: float) -> None:
-    """Overwrite the scale fields of uint8 [n_blocks, block_bytes], in place."""
-    unit = deviation / _UNIT_DEVIATION[ggml_type]
-    if ggml_type == GgmlType.MXFP4:
-        # value = 2^(e - 128) * code: two neighbouring exponents, equally often
-        blocks[:, 0] = np.clip(np.floor(np.log2(unit / 1.5)) + 128, 1, 254).astype(np.uint8) + (blocks[:, 0] & 1)
-        return
-    at = {GgmlType.Q4_K: 0, GgmlType.Q6_K: 208, GgmlType.Q8_0: 0}[ggml_type]
-    jitter = blocks[:, at] % _JITTER
-    _put_half(blocks, at, unit, jitter)
-    if ggml_type == GgmlType.Q4_K:
-        _put_half(blocks, 2, 7.5 * unit, jitter)
-
-
-def _put_half(blocks: NDArray[np.uint8], at: int, value: float, jitter: NDArray[np.uint8]) -> None:
-    bits = int(np.float16(value).view(np.uint16))
-    halves = (bits + (jitter.astype(np.uint16) if bits > _JITTER * 16 else 0)) * np.ones(len(blocks), np.uint16)
-    blocks[:, at] = halves & 0xFF
-    blocks[:, at + 1] = halves >> 8
 
 
 def _hash(*parts: object) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 import gguf
 from tqdm import tqdm
 
-from strata.gguf.quants import row_bytes
 from strata.synthetic.model import ALIGNMENT, SyntheticModel
 
 _PIECE_BYTES = 32 << 20
@@ -27,8 +26,7 @@ def write_gguf(model: SyntheticModel, path: str | Path, *, progress: bool = True
             ) as bar,
         ):
             for tensor in model.tensors.values():
-                size = row_bytes(tensor.type, tensor.ne[0])
-                n_rows, step = tensor.n_bytes // size, max(_PIECE_BYTES // size, 1)
+                n_rows, step = tensor.n_rows, max(_PIECE_BYTES // tensor.row_bytes, 1)
                 for first in range(0, n_rows, step):
                     piece = model.tensor_bytes(tensor.name, first, min(step, n_rows - first))
                     out.write(piece.data)
