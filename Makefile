@@ -9,7 +9,7 @@ TOOLS := $(VENV)/.installed
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt 2>/dev/null)
 ARGS ?=
 
-.PHONY: help serve test lint format check native-tests sanitize fuzz soak bench wheel clean docs
+.PHONY: help serve test lint format native-tests sanitize neon fuzz slow bench wheel clean docs
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -50,12 +50,39 @@ lint: $(VENV)/.strata-dev $(VENV)/.lint ## ruff, pyright, import contracts, clan
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/pyright --stats | tail -n 3
 	$(PY) tools/gen_ffi.py --check
+	$(PY) tools/gen_docs.py --check
 	$(PY) tools/check_sizes.py
 
 format: $(VENV)/.lint ## rewrite sources in the house's format
 	$(VENV)/bin/ruff check -q --fix .
 	$(VENV)/bin/ruff format -q .
 	$(VENV)/bin/clang-format -i $$(find native -name '*.cpp' -o -name '*.h')
+
+sanitize: $(VENV)/.strata-dev ## native tests under ASan and UBSan, pool and queue under TSan (about ten minutes)
+	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH cmake -S native -B build/asan -G Ninja -DSTRATA_TESTS=ON -DSTRATA_SANITIZE=address,undefined >/dev/null
+	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH ninja -C build/asan libstrata_test.so | tail -n 1
+	NATIVE_TESTS=build/asan LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 $(PY) -m pytest tests/native $(ARGS)
+	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH cmake -S native -B build/tsan -G Ninja -DSTRATA_TESTS=ON -DSTRATA_SANITIZE=thread >/dev/null
+	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH ninja -C build/tsan test_pool | tail -n 1
+	build/tsan/test_pool
+
+neon: $(VENV)/.strata ## compile the library for 64-bit ARM (needs: sudo apt install g++-aarch64-linux-gnu)
+	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH cmake -S native -B build/neon -G Ninja -DCMAKE_SYSTEM_NAME=Linux \
+	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ >/dev/null
+	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH ninja -C build/neon | tail -n 1
+
+fuzz: $(VENV)/.strata-dev ## mutated model files against the reader for SECS seconds (300)
+	$(PY) tools/fuzz_gguf.py --seconds $(or $(SECS),300)
+
+slow: $(VENV)/.strata-dev native-tests ## the long proofs that make test leaves out
+	$(PY) -m pytest -m slow $(ARGS)
+
+bench: $(VENV)/.strata ## decode and prompt speed of the embedded model
+	$(VENV)/bin/strata bench -p 256 -n 256 --json
+
+docs: $(VENV)/.strata ## regenerate the generated pages
+	$(PY) tools/gen_docs.py
 
 wheel: $(VENV)/bin/python ## dist/*.whl
 	$(PY) -m pip wheel -q --no-deps -w dist .

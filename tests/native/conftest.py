@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import cffi
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LIBRARY = ROOT / "build" / "native-tests" / "libstrata_test.so"
+# The sanitizer targets point NATIVE_TESTS at builds of their own.
+LIBRARY = ROOT / os.environ.get("NATIVE_TESTS", "build/native-tests") / "libstrata_test.so"
 HEADERS = tuple(ROOT / "native" / "include" / name for name in ("strata_test.h", "strata_test_generic.h"))
 
 

@@ -6,6 +6,7 @@ h = norm(x); s = router(linear(h)); x += combine(experts(h, s), s); logits = hea
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from strata.ffi.library import Library
 from strata.ffi.native import EngineOptions, NativeBackend, NativeModel
 from strata.types import SamplingParams
 
-LIBRARY = Path(__file__).resolve().parents[2] / "build/native-tests/libstrata_test.so"
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = ROOT / os.environ.get("NATIVE_TESTS", "build/native-tests") / "libstrata_test.so"
 F32, F16, Q8_0 = 0, 1, 8
 N_VOCAB, N_EMBD, N_FF, N_EXPERT, N_USED = 70, 64, 32, 4, 2
 N_HEAD, N_HEAD_KV, HEAD = 4, 2, 16
