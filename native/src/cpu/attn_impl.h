@@ -64,13 +64,11 @@ struct ScoreArgs {
   int64_t s_stride;
 };
 
-// kQ queries against kK keys at once; the 16 lanes of each pair are its own.
+// kQ queries against kK keys at once; the 16 lanes of each pair are its own: pair (i, j) in lanes[j * kQ + i].
 template <class Row, int kQ, int kK>
-STRATA_LANE void score_block(const ScoreArgs& a, int64_t first_q, int64_t first_k) {
-  VF lanes[kQ][kK][k16];
-  for (int i = 0; i < kQ; ++i)
-    for (int j = 0; j < kK; ++j)
-      for (int k = 0; k < k16; ++k) lanes[i][j][k] = VF(0.0f);
+STRATA_LANE void score_lanes(const ScoreArgs& a, int64_t first_q, int64_t first_k, VF (*lanes)[k16]) {
+  for (int p = 0; p < kQ * kK; ++p)
+    for (int k = 0; k < k16; ++k) lanes[p][k] = VF(0.0f);
   const float* q = a.q + first_q * a.q_stride;
   const uint8_t* rows = a.k + first_k * a.k_stride;
   int64_t d = 0;
@@ -79,19 +77,42 @@ STRATA_LANE void score_block(const ScoreArgs& a, int64_t first_q, int64_t first_
       for (int j = 0; j < kK; ++j) {
         const VF key = Row::load(rows + j * a.k_stride, d + k * kLanes);
         for (int i = 0; i < kQ; ++i)
-          lanes[i][j][k] = v_fma(v_load(q + i * a.q_stride + d + k * kLanes), key, lanes[i][j][k]);
+          lanes[j * kQ + i][k] = v_fma(v_load(q + i * a.q_stride + d + k * kLanes), key, lanes[j * kQ + i][k]);
       }
   for (int k = 0; k < k16 && d < a.n_dim; ++k) {
     const int64_t left = a.n_dim - d - k * kLanes, n = left < 0 ? 0 : left < kLanes ? left : kLanes;
     for (int j = 0; j < kK; ++j) {
       const VF key = load_first<Row>(rows + j * a.k_stride, d + k * kLanes, n);
       for (int i = 0; i < kQ; ++i)
-        lanes[i][j][k] = v_fma(v_load_first(q + i * a.q_stride + d + k * kLanes, n), key, lanes[i][j][k]);
+        lanes[j * kQ + i][k] = v_fma(v_load_first(q + i * a.q_stride + d + k * kLanes, n), key, lanes[j * kQ + i][k]);
     }
   }
-  for (int i = 0; i < kQ; ++i)
-    for (int j = 0; j < kK; ++j) a.s[(first_q + i) * a.s_stride + first_k + j] = v_tree16(lanes[i][j]) * a.scale;
 }
+template <class Row, int kQ, int kK>
+STRATA_LANE void score_block(const ScoreArgs& a, int64_t first_q, int64_t first_k) {
+  VF lanes[kQ * kK][k16];
+  score_lanes<Row, kQ, kK>(a, first_q, first_k, lanes);
+  for (int i = 0; i < kQ; ++i)
+    for (int j = 0; j < kK; ++j) a.s[(first_q + i) * a.s_stride + first_k + j] = v_tree16(lanes[j * kQ + i]) * a.scale;
+}
+
+#ifdef STRATA_TREE16X16
+// 4 queries against 4 keys, or one against 16, whose trees are added together.
+template <class Row>
+STRATA_LANE void score_4x4(const ScoreArgs& a, int64_t first_q, int64_t first_k) {
+  VF lanes[16][k16];
+  score_lanes<Row, 4, 4>(a, first_q, first_k, lanes);
+  const VF sums = v_tree16x16(&lanes[0][0]) * VF(a.scale);  // quarter i: query i against the four keys
+  for (int i = 0; i < 4; ++i) v_store_quarter(a.s + (first_q + i) * a.s_stride + first_k, sums, i);
+}
+template <class Row>
+STRATA_LANE void score_1x16(const ScoreArgs& a, int64_t first_q, int64_t first_k) {
+  VF lanes[16][k16], mixed[16];
+  score_lanes<Row, 1, 16>(a, first_q, first_k, lanes);
+  for (int j = 0; j < 16; ++j) mixed[j % 4 * 4 + j / 4] = lanes[j][0];
+  v_store(a.s + first_q * a.s_stride + first_k, v_tree16x16(mixed) * VF(a.scale));
+}
+#endif
 
 template <class Row>
 void score_rows(const ScoreArgs& a) {
@@ -99,11 +120,17 @@ void score_rows(const ScoreArgs& a) {
   int64_t i = 0;
   for (; i + kQ <= a.n_q; i += kQ) {
     int64_t j = 0;
+#ifdef STRATA_TREE16X16
+    for (; j + 4 <= a.n_keys; j += 4) score_4x4<Row>(a, i, j);
+#endif
     for (; j + kManyK <= a.n_keys; j += kManyK) score_block<Row, kQ, kManyK>(a, i, j);
     for (; j < a.n_keys; ++j) score_block<Row, kQ, 1>(a, i, j);
   }
   for (; i < a.n_q; ++i) {
     int64_t j = 0;
+#ifdef STRATA_TREE16X16
+    for (; j + 16 <= a.n_keys; j += 16) score_1x16<Row>(a, i, j);
+#endif
     for (; j + kOneQ <= a.n_keys; j += kOneQ) score_block<Row, 1, kOneQ>(a, i, j);
     for (; j < a.n_keys; ++j) score_block<Row, 1, 1>(a, i, j);
   }

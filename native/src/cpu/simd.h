@@ -86,6 +86,34 @@ STRATA_LANE VF v_load_bf16(const uint16_t* p) {
 STRATA_LANE VF v_load_int8(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
+// v_tree16 of 16 lane rows at once, two shuffles and one addition for each: element 4 * l + g belongs to a[4 * g + l].
+#define STRATA_TREE16X16 1
+STRATA_LANE VF v_tree16x16(const VF* a) {
+  __m512 by8[8], by4[4], by2[2];
+  for (int i = 0; i < 8; ++i) {  // halves of two rows
+    const __m512 x = a[2 * i].v, y = a[2 * i + 1].v;
+    by8[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
+  }
+  for (int i = 0; i < 4; ++i) {  // quarters of four rows
+    const __m512 x = by8[2 * i], y = by8[2 * i + 1];
+    by4[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+  }
+  for (int i = 0; i < 2; ++i) {
+    const __m512d x = _mm512_castps_pd(by4[2 * i]), y = _mm512_castps_pd(by4[2 * i + 1]);
+    by2[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+  }
+  return _mm512_add_ps(_mm512_shuffle_ps(by2[0], by2[1], 0x88), _mm512_shuffle_ps(by2[0], by2[1], 0xdd));
+}
+// The four elements of quarter k.
+STRATA_LANE void v_store_quarter(float* p, VF a, int k) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  switch (k) {
+    case 0: _mm_storeu_ps(p, _mm512_castps512_ps128(a.v)); return;
+    case 1: _mm_storeu_ps(p, _mm_castsi128_ps(_mm512_extracti32x4_epi32(bits, 1))); return;
+    case 2: _mm_storeu_ps(p, _mm_castsi128_ps(_mm512_extracti32x4_epi32(bits, 2))); return;
+    default: _mm_storeu_ps(p, _mm_castsi128_ps(_mm512_extracti32x4_epi32(bits, 3)));
+  }
+}
 // (a[i] + a[i+8]), then + 4, + 2, + 1 apart.
 STRATA_LANE float v_tree16(const VF* a) {
   const __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a[0].v), 1));
