@@ -47,6 +47,8 @@ Status KvStore::open(const Plan& plan, int32_t kv_type, int32_t n_blocks, Error&
   if (!layers_.resize(plan.kv_layers.size()) || !arena_.open(bytes)) {
     return error.fail(STRATA_E_MEMORY, "no memory for the KV cache: %lld bytes", static_cast<long long>(bytes));
   }
+  // Touched now (contract C6): a cache that only runs out of memory while it fills would be killed, not refused.
+  if (bytes > 0) memset(arena_.data(), 0, static_cast<size_t>(bytes));
   int64_t end = 0;
   for (int64_t l = 0; l < layers_.size(); ++l) lay_out(plan.kv_layers[l], kv_type, end, n_blocks, layers_[l], end);
   type_ = kv_type;
