@@ -126,7 +126,6 @@ struct Q4K {
     STRATA_UNROLL
     for (int t = 0; t < T; t++) x[t] = a256_view(acts[t], n_cols);
     for (int64_t u = 0; u < n_cols / 256; u++, group += kQ4KBlockBytes) {
-      prefetch_block<kQ4KBlockBytes>(group);
       for (int h = 0; h < 2; h++) half<T>(group, h, x, u, a);
     }
     finish<T>(a, out);
@@ -220,7 +219,6 @@ struct Q6K {
     for (int t = 0; t < T; t++) x[t] = a256_view(acts[t], n_cols);
     const uint8_t* block = group + q6k_d_bytes(n_cols);
     for (int64_t u = 0; u < n_cols / 256; u++, block += kQ6KBlockBytes) {
-      prefetch_block<kQ6KBlockBytes>(block);
       for (int h = 0; h < 2; h++) half<T>(block, h, halves(group + 32 * u + 16 * h), x, u, a);
     }
     finish<T>(a, out);
@@ -277,7 +275,6 @@ struct MXFP4 {
     for (int t = 0; t < T; t++) x[t] = a32_view(acts[t], n_cols);
     const int64_t n_blocks = n_cols / 32;
     for (int64_t first = 0; first < n_blocks; first += kMXBundle, group += 64 + kMXBundle * kMXBlockBytes) {
-      prefetch_block<64 + kMXBundle * kMXBlockBytes>(group);
       const auto n_units = static_cast<int>(n_blocks - first < kMXBundle ? n_blocks - first : kMXBundle);
       for (int i = 0; i < n_units; i++) {
         const uint8_t* codes = group + 64 + i * kMXBlockBytes;
@@ -328,7 +325,6 @@ struct Q80 {
     for (int t = 0; t < T; t++) x[t] = a32_view(acts[t], n_cols);
     const int64_t n_blocks = n_cols / 32;
     for (int64_t first = 0; first < n_blocks; first += kQ8Bundle, group += 64 + kQ8Bundle * kQ8BlockBytes) {
-      prefetch_block<64 + kQ8Bundle * kQ8BlockBytes>(group);
       for (int64_t i = 0; i < kQ8Bundle && first + i < n_blocks; i++) {
         const uint8_t* codes = group + 64 + i * kQ8BlockBytes;
         for (int h = 0; h < 2; h++) unit<T>(codes, h, halves(group + 32 * i + 16 * h), x, first + i, a);
