@@ -127,7 +127,7 @@ def float_bytes(values: NDArray[np.float32], ggml_type: int) -> NDArray[np.uint8
     elif ggml_type == GgmlType.BF16:
         bits = values.view(np.uint32)
         rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return np.ascontiguousarray(rounded).view(np.uint8).reshape(len(values), -1)
+    return np.ascontiguousarray(rounded).view(np.uint8).reshape(len(values), values.shape[1] * rounded.itemsize)
 
 
 def _octave(scale: float) -> tuple[int, float]:

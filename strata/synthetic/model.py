@@ -40,7 +40,10 @@ class SyntheticModel:
         self.shape = shape
         self.paths: tuple[Path, ...] = ()
         self.typed_metadata = metadata(shape, name)
-        self.metadata: Mapping[str, Any] = {key: value for key, (_, value) in self.typed_metadata.items()}
+        self.metadata: Mapping[str, Any] = {
+            key: float(np.float32(value)) if kind == "f32" else value
+            for key, (kind, value) in self.typed_metadata.items()
+        }
         self.kinds: Mapping[str, str] = {key: kind for key, (kind, _) in self.typed_metadata.items()}
         self._entries = {entry.name: entry for entry in entries(shape, quant or shape.quant)}
         self.tensors: Mapping[str, Tensor] = self._place()
