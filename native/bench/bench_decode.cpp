@@ -42,7 +42,8 @@ struct Tables {
   std::vector<strata_op> ops;
   int64_t weights = 0, activations = 0;
 
-  int32_t tensor(int32_t type, int32_t role, int64_t n_cols, int64_t n_rows, int64_t n_mats, int64_t offset, int64_t stride) {
+  int32_t tensor(int32_t type, int32_t role, int64_t n_cols, int64_t n_rows, int64_t n_mats, int64_t offset,
+                 int64_t stride) {
     strata_tensor t{};
     t.type = type;
     t.role = role;
@@ -131,8 +132,10 @@ struct Buffers {
 void add_layer(Tables& t, const Buffers& b) {
   const Shape& s = t.shape;
   t.norm(b.x, b.normed, 1, s.n_embd);
-  const int32_t q = t.matrix(s.dense_type, s.n_head * s.head, s.n_embd), k = t.matrix(s.dense_type, s.n_head_kv * s.head, s.n_embd);
-  t.op(STRATA_OP_LINEAR, {b.normed}, {b.q, b.k, b.v}, {q, k, t.matrix(s.value_type, s.n_head_kv * s.head, s.n_embd)}).i[0] = 3;
+  const int32_t q = t.matrix(s.dense_type, s.n_head * s.head, s.n_embd),
+                k = t.matrix(s.dense_type, s.n_head_kv * s.head, s.n_embd);
+  t.op(STRATA_OP_LINEAR, {b.normed}, {b.q, b.k, b.v}, {q, k, t.matrix(s.value_type, s.n_head_kv * s.head, s.n_embd)}).i[0] =
+      3;
   t.norm(b.q, b.q, s.n_head, s.head);
   t.norm(b.k, b.k, s.n_head_kv, s.head);
   t.rope(b.q, s.n_head);
@@ -162,9 +165,17 @@ void add_layer(Tables& t, const Buffers& b) {
 
 void build(Tables& t, int32_t n_layer) {
   const Shape& s = t.shape;
-  const Buffers b{t.buffer(s.n_embd), t.buffer(s.n_embd), t.buffer(s.n_head * s.head), t.buffer(s.n_head_kv * s.head),
-                  t.buffer(s.n_head_kv * s.head), t.buffer(s.n_head * s.head), t.buffer(s.n_embd), t.buffer(s.n_expert),
-                  t.buffer(2 * s.n_used), t.buffer(s.n_used * s.n_embd), t.buffer(s.n_embd)};
+  const Buffers b{t.buffer(s.n_embd),
+                  t.buffer(s.n_embd),
+                  t.buffer(s.n_head * s.head),
+                  t.buffer(s.n_head_kv * s.head),
+                  t.buffer(s.n_head_kv * s.head),
+                  t.buffer(s.n_head * s.head),
+                  t.buffer(s.n_embd),
+                  t.buffer(s.n_expert),
+                  t.buffer(2 * s.n_used),
+                  t.buffer(s.n_used * s.n_embd),
+                  t.buffer(s.n_embd)};
   t.op(STRATA_OP_EMBED, {}, {b.x}, {t.matrix(s.head_type, s.n_vocab, s.n_embd)}).f[0] = 1.0f;
   for (int32_t l = 0; l < n_layer; ++l) add_layer(t, b);
   const int32_t last = t.buffer(s.n_embd, STRATA_ROWS_OUTPUTS), logits = t.buffer(s.n_vocab, STRATA_ROWS_OUTPUTS);
@@ -249,7 +260,8 @@ int run(const Tables& t, Model& model, const Options& o) {
   for (int32_t s = -2; s < o.steps; ++s) {  // two to warm up
     const int32_t output = o.tokens - 1;
     for (int32_t i = 0; i < o.tokens; ++i) {
-      token[static_cast<size_t>(i)] = static_cast<int32_t>((static_cast<uint32_t>(s * 977 + i) * 2654435761u >> 8) % static_cast<uint32_t>(t.shape.n_vocab));
+      token[static_cast<size_t>(i)] = static_cast<int32_t>((static_cast<uint32_t>(s * 977 + i) * 2654435761u >> 8) %
+                                                           static_cast<uint32_t>(t.shape.n_vocab));
       pos[static_cast<size_t>(i)] = o.position + i + (o.tokens == 1 && s > 0 ? s : 0);
     }
     strata_step step{};
@@ -261,7 +273,9 @@ int run(const Tables& t, Model& model, const Options& o) {
     step.seq = seq.data();
     step.block_table = blocks.data();
     step.output_row = &output;
-    StepContext ctx{model, step, pool, kv, cpu::tier_best(), activations.data(), scratch.data(), scratch_bytes, stop, 0, tables.data(), {}, {}};
+    StepContext ctx{
+        model, step,          pool, kv, cpu::tier_best(), activations.data(), scratch.data(), scratch_bytes, stop,
+        0,     tables.data(), {},   {}};
     const int64_t start = now_ns();
     if (step_tables_fill(ctx) != STRATA_OK) return 1;
     for (const strata_op& op : model.plan.ops) {
@@ -282,13 +296,14 @@ int run(const Tables& t, Model& model, const Options& o) {
     const Timing& timing = by_kind[kind];
     if (timing.calls == 0) continue;
     printf("%-12s %4" PRId64 " a step %10.1f us %5.1f %% %8.2f us a call\n", op_name(kind), timing.calls / o.steps,
-           static_cast<double>(timing.ns) / 1e3 / o.steps, 100.0 * static_cast<double>(timing.ns) / static_cast<double>(total),
+           static_cast<double>(timing.ns) / 1e3 / o.steps,
+           100.0 * static_cast<double>(timing.ns) / static_cast<double>(total),
            static_cast<double>(timing.ns) / 1e3 / static_cast<double>(timing.calls));
   }
   const double step_ns = static_cast<double>(total) / o.steps;
-  printf("%s, %d layers, %d threads, %d tokens at %d: %.3f ms a step, %.1f tok/s, %.1f MB of weights, %.2f GB/s\n", t.shape.name, o.layers,
-         o.threads, o.tokens, o.position, step_ns / 1e6, o.tokens * 1e9 / step_ns, static_cast<double>(counters.weight_bytes) / 1e6,
-         static_cast<double>(counters.weight_bytes) / step_ns);
+  printf("%s, %d layers, %d threads, %d tokens at %d: %.3f ms a step, %.1f tok/s, %.1f MB of weights, %.2f GB/s\n",
+         t.shape.name, o.layers, o.threads, o.tokens, o.position, step_ns / 1e6, o.tokens * 1e9 / step_ns,
+         static_cast<double>(counters.weight_bytes) / 1e6, static_cast<double>(counters.weight_bytes) / step_ns);
   return 0;
 }
 

@@ -19,9 +19,10 @@ extern "C" {
 /* cffi: begin (plain C declarations only) */
 
 /* One row's token: the status of sample_row (engine/sampler.h). `repeats` > 1 draws as often, for timing. */
-int32_t strata_test_sample(int32_t tier, const float *logits, int64_t n_vocab, const strata_sample *params, const int32_t *ints,
-                           const float *floats, int64_t max_history, int32_t repeats, strata_sampled *out);
-void strata_test_philox(const uint32_t *counter, uint32_t key0, uint32_t key1, uint32_t *out);
+int32_t strata_test_sample(int32_t tier, const float* logits, int64_t n_vocab, const strata_sample* params,
+                           const int32_t* ints, const float* floats, int64_t max_history, int32_t repeats,
+                           strata_sampled* out);
+void strata_test_philox(const uint32_t* counter, uint32_t key0, uint32_t key1, uint32_t* out);
 /* draw: 0 token, 1 XTC. */
 double strata_test_uniform(uint64_t seed, uint64_t counter, uint32_t draw);
 

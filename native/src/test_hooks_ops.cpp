@@ -17,7 +17,8 @@ STRATA_TEST_API int32_t strata_test_sample(int32_t tier, const float* logits, in
   if (!memory.open(SamplerMemory::bytes(n_vocab, max_history))) return STRATA_E_MEMORY;
   const SampleArgs args{*vec, logits, n_vocab, *params, ints, floats, max_history};
   Status status = STRATA_OK;
-  for (int32_t i = 0; i < repeats; ++i) status = sample_row(args, SamplerMemory::at(memory.data(), n_vocab, max_history), *out);
+  for (int32_t i = 0; i < repeats; ++i)
+    status = sample_row(args, SamplerMemory::at(memory.data(), n_vocab, max_history), *out);
   return status;
 }
 

@@ -20,22 +20,22 @@ struct AttnJob {
   const VecMath* vec;
   int32_t kv_type;
   int64_t n_dim_k, n_dim_v;
-  const uint8_t* k;          // this head's rows in block 0
+  const uint8_t* k;  // this head's rows in block 0
   const uint8_t* v;
   int64_t block_bytes, k_row_bytes, v_row_bytes;
-  const int32_t* blocks;     // block of tile b of the sequence
-  int64_t n_rows, n_heads;   // n_rows * n_heads <= kAttnQueries
-  const int64_t* low;        // [n_rows] first visible key
-  const int64_t* high;       // [n_rows] end of the visible keys
+  const int32_t* blocks;    // block of tile b of the sequence
+  int64_t n_rows, n_heads;  // n_rows * n_heads <= kAttnQueries
+  const int64_t* low;       // [n_rows] first visible key
+  const int64_t* high;      // [n_rows] end of the visible keys
   int64_t first_tile, n_tiles;
-  int64_t key_low, key_high; // of all rows together
+  int64_t key_low, key_high;  // of all rows together
   float scale, softcap;
-  const float* sinks;        // [n_heads] or null
-  const float* q;            // [n_rows * n_heads][n_dim_k]
-  float* s;                  // [n_rows * n_heads][n_tiles * kAttnTile]: scores, then p
-  float* tile_max;           // [n_rows * n_heads][n_tiles]
-  float* tile_sum;           // [n_rows * n_heads][n_tiles]
-  float* out;                // [n_rows * n_heads][n_dim_v]
+  const float* sinks;  // [n_heads] or null
+  const float* q;      // [n_rows * n_heads][n_dim_k]
+  float* s;            // [n_rows * n_heads][n_tiles * kAttnTile]: scores, then p
+  float* tile_max;     // [n_rows * n_heads][n_tiles]
+  float* tile_sum;     // [n_rows * n_heads][n_tiles]
+  float* out;          // [n_rows * n_heads][n_dim_v]
 
   int64_t n_queries() const { return n_rows * n_heads; }
   int64_t s_stride() const { return n_tiles * kAttnTile; }

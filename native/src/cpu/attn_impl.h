@@ -167,8 +167,7 @@ STRATA_LANE void value_block(const ValueArgs& a, int64_t first_q, int64_t dim, i
     if (!any) continue;
     VF value[kD];
     const uint8_t* row = a.v + j * a.v_stride;
-    for (int k = 0; k < kD; ++k)
-      value[k] = n == kLanes ? Row::load(row, dim + k * kLanes) : load_first<Row>(row, dim, n);
+    for (int k = 0; k < kD; ++k) value[k] = n == kLanes ? Row::load(row, dim + k * kLanes) : load_first<Row>(row, dim, n);
     for (int i = 0; i < kQ; ++i) {
       const float weight = p[i * a.p_stride + j];
       if (weight == 0.0f) continue;
@@ -207,10 +206,10 @@ void row_attn_values(int32_t kv_type, const float* p, int64_t p_stride, int64_t 
   value_rows<RowQ8>(args);
 }
 
-constexpr VecMath kTable{row_glu,      row_unary,       row_softcap,  row_add,      row_mul,         row_scale,
-                         row_add_scaled, row_clamp,     row_axpy,     row_sum,      row_sum_squares, row_dot,
-                         row_max,      row_exp_sub,     row_rms_norm, row_layer_norm, row_l2_norm,   row_rope,
-                         row_kv_store, row_kv_load,     row_attn_scores, row_attn_values};
+constexpr VecMath kTable{row_glu,        row_unary,   row_softcap,     row_add,        row_mul,         row_scale,
+                         row_add_scaled, row_clamp,   row_axpy,        row_sum,        row_sum_squares, row_dot,
+                         row_max,        row_exp_sub, row_rms_norm,    row_layer_norm, row_l2_norm,     row_rope,
+                         row_kv_store,   row_kv_load, row_attn_scores, row_attn_values};
 
 }  // namespace
 }  // namespace strata::cpu

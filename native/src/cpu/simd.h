@@ -108,10 +108,17 @@ STRATA_LANE VF v_tree16x16(const VF* a) {
 STRATA_LANE void v_store_quarter(float* p, VF a, int k) {
   const __m512i bits = _mm512_castps_si512(a.v);
   switch (k) {
-    case 0: _mm_storeu_ps(p, _mm512_castps512_ps128(a.v)); return;
-    case 1: _mm_storeu_ps(p, _mm_castsi128_ps(_mm512_extracti32x4_epi32(bits, 1))); return;
-    case 2: _mm_storeu_ps(p, _mm_castsi128_ps(_mm512_extracti32x4_epi32(bits, 2))); return;
-    default: _mm_storeu_ps(p, _mm_castsi128_ps(_mm512_extracti32x4_epi32(bits, 3)));
+    case 0:
+      _mm_storeu_ps(p, _mm512_castps512_ps128(a.v));
+      return;
+    case 1:
+      _mm_storeu_ps(p, _mm_castsi128_ps(_mm512_extracti32x4_epi32(bits, 1)));
+      return;
+    case 2:
+      _mm_storeu_ps(p, _mm_castsi128_ps(_mm512_extracti32x4_epi32(bits, 2)));
+      return;
+    default:
+      _mm_storeu_ps(p, _mm_castsi128_ps(_mm512_extracti32x4_epi32(bits, 3)));
   }
 }
 // (a[i] + a[i+8]), then + 4, + 2, + 1 apart.
@@ -217,9 +224,7 @@ STRATA_LANE VF v_load(const float* p) { return vld1q_f32(p); }
 STRATA_LANE void v_store(float* p, VF a) { vst1q_f32(p, a.v); }
 STRATA_LANE VF v_load_half(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 STRATA_LANE void v_store_half(uint16_t* p, VF a) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a.v))); }
-STRATA_LANE VF v_load_bf16(const uint16_t* p) {
-  return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vld1_u16(p)), 16));
-}
+STRATA_LANE VF v_load_bf16(const uint16_t* p) { return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vld1_u16(p)), 16)); }
 STRATA_LANE VF v_load_int8(const int8_t* p) {
   float lanes[4];
   for (int i = 0; i < 4; ++i) lanes[i] = static_cast<float>(p[i]);

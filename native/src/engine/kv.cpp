@@ -23,7 +23,8 @@ bool lay_out(const strata_kv_layer& heads, int32_t kv_type, int64_t offset, int3
   }
   layer.v_head_bytes = kKvBlock * layer.v_row_bytes;
   int64_t bytes;
-  return !__builtin_mul_overflow(layer.block_bytes, int64_t{n_blocks}, &bytes) && !__builtin_add_overflow(offset, bytes, &end);
+  return !__builtin_mul_overflow(layer.block_bytes, int64_t{n_blocks}, &bytes) &&
+         !__builtin_add_overflow(offset, bytes, &end);
 }
 
 }  // namespace
@@ -41,8 +42,10 @@ int64_t KvStore::measure_bytes(const Plan& plan, int32_t kv_type, int32_t n_bloc
 Status KvStore::open(const Plan& plan, int32_t kv_type, int32_t n_blocks, Error& error) {
   const int64_t bytes = measure_bytes(plan, kv_type, n_blocks);
   if (bytes < 0) {
-    return error.fail(STRATA_E_UNSUPPORTED, "config.kv_type is %d and n_kv_blocks %d; accepted: F32 (0) and F16 (1), Q8_0 (8) where "
-                      "every head's size is a multiple of 32", kv_type, n_blocks);
+    return error.fail(STRATA_E_UNSUPPORTED,
+                      "config.kv_type is %d and n_kv_blocks %d; accepted: F32 (0) and F16 (1), Q8_0 (8) where "
+                      "every head's size is a multiple of 32",
+                      kv_type, n_blocks);
   }
   if (!layers_.resize(plan.kv_layers.size()) || !arena_.open(bytes)) {
     return error.fail(STRATA_E_MEMORY, "no memory for the KV cache: %lld bytes", static_cast<long long>(bytes));

@@ -18,11 +18,11 @@ static_assert(kKvBlock == cpu::kAttnTile, "an attention tile is a block of the c
 
 // Sizes of one layer, in bytes.
 struct KvLayer {
-  int64_t offset;       // of block 0
+  int64_t offset;  // of block 0
   int64_t k_row_bytes;
-  int64_t v_row_bytes;  // with aliased values: of the key row that holds them
-  int64_t v_offset;     // of the values of head 0 inside a block
-  int64_t v_head_bytes; // between the values of two heads
+  int64_t v_row_bytes;   // with aliased values: of the key row that holds them
+  int64_t v_offset;      // of the values of head 0 inside a block
+  int64_t v_head_bytes;  // between the values of two heads
   int64_t block_bytes;
 };
 

@@ -37,15 +37,16 @@ inline cpu::MatmulFn matmul_function(const cpu::MatView& w, const cpu::TypeKerne
 }
 
 // Scale, then bias, each rounded alone, on y[begin, end) of one output row. Null: absent.
-inline void scale_and_bias(const cpu::VecMath& vec, float* y, const float* scale, const float* bias, int64_t begin, int64_t end) {
+inline void scale_and_bias(const cpu::VecMath& vec, float* y, const float* scale, const float* bias, int64_t begin,
+                           int64_t end) {
   if (scale != nullptr) vec.scale(y + begin, *scale, y + begin, end - begin);
   if (bias != nullptr) vec.add(y + begin, bias + begin, y + begin, end - begin);
 }
 
 // Rows rounded in the forms that some matrices ask for, each form once.
 struct RoundedRows {
-  uint8_t* acts[3] = {};        // by ActForm; null: not wanted
-  int64_t stride[3] = {};       // bytes between rows
+  uint8_t* acts[3] = {};   // by ActForm; null: not wanted
+  int64_t stride[3] = {};  // bytes between rows
 
   // Takes scratch for n_rows of n_cols values in this form unless it has been taken already. False: see ctx.error.
   bool want(StepContext& ctx, cpu::ActForm form, int64_t n_rows, int64_t n_cols) {

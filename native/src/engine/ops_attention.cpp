@@ -44,8 +44,8 @@ struct JobMemory {
 
 struct Shape {
   int64_t n_head, n_head_kv, group;
-  int64_t job_heads;   // heads of one job
-  int64_t n_parts;     // jobs that a group is cut into
+  int64_t job_heads;  // heads of one job
+  int64_t n_parts;    // jobs that a group is cut into
   int64_t job_rows;
   int64_t head_k, head_v;
 
@@ -64,7 +64,8 @@ struct Shape {
 
 class Attention {
  public:
-  Attention(StepContext& ctx, const strata_op& op) : ctx_(ctx), op_(op), layer_(op.i[STRATA_ATTENTION_I_KV_LAYER]), shape_(ctx.plan(), op) {}
+  Attention(StepContext& ctx, const strata_op& op)
+      : ctx_(ctx), op_(op), layer_(op.i[STRATA_ATTENTION_I_KV_LAYER]), shape_(ctx.plan(), op) {}
 
   Status run() {
     STRATA_TRY(store());
@@ -74,7 +75,8 @@ class Attention {
     if (n_workers == 1 || n_jobs >= 2 * n_workers || n_jobs % n_workers == 0 || max_tiles_ < kSplitTiles) {
       return run_whole(n_jobs);
     }
-    for (int64_t first = 0; first < n_jobs; first += n_workers) STRATA_TRY(run_shared(first, min64(n_workers, n_jobs - first)));
+    for (int64_t first = 0; first < n_jobs; first += n_workers)
+      STRATA_TRY(run_shared(first, min64(n_workers, n_jobs - first)));
     return STRATA_OK;
   }
 
@@ -91,9 +93,11 @@ class Attention {
       const float* k = ctx_.row(op_.in[1], t);
       const float* v = op_.in[2] < 0 ? nullptr : ctx_.row(op_.in[2], t);
       for (int64_t h = 0; h < shape_.n_head_kv; ++h) {
-        vec.kv_store(kv_type, k + h * shape_.head_k, ctx_.kv.keys(layer_, block, h) + pos % kAttnTile * layer.k_row_bytes, shape_.head_k);
+        vec.kv_store(kv_type, k + h * shape_.head_k, ctx_.kv.keys(layer_, block, h) + pos % kAttnTile * layer.k_row_bytes,
+                     shape_.head_k);
         if (v == nullptr) continue;
-        vec.kv_store(kv_type, v + h * shape_.head_v, ctx_.kv.values(layer_, block, h) + pos % kAttnTile * layer.v_row_bytes, shape_.head_v);
+        vec.kv_store(kv_type, v + h * shape_.head_v, ctx_.kv.values(layer_, block, h) + pos % kAttnTile * layer.v_row_bytes,
+                     shape_.head_v);
       }
     });
   }
@@ -105,8 +109,12 @@ class Attention {
     high = op_.i[STRATA_ATTENTION_I_CAUSAL] != 0 ? pos + 1 : seq_high;
     if (window == 0) return;
     switch (op_.i[STRATA_ATTENTION_I_WINDOW_KIND]) {
-      case STRATA_WINDOW_STANDARD: low = max64(0, pos - window + 1); return;
-      case STRATA_WINDOW_CHUNKED: low = pos / window * window; return;
+      case STRATA_WINDOW_STANDARD:
+        low = max64(0, pos - window + 1);
+        return;
+      case STRATA_WINDOW_CHUNKED:
+        low = pos / window * window;
+        return;
       default:
         low = max64(0, pos - window / 2);
         high = min64(high, pos + window / 2 + 1);
@@ -122,17 +130,19 @@ class Attention {
     for (int32_t first = 0, end; first < step.n_tokens; first = end) {
       for (end = first + 1; end < step.n_tokens && step.seq[end] == step.seq[first];) ++end;
       for (int32_t row = first; row < end; row += static_cast<int32_t>(shape_.job_rows)) {
-        const RowRun run{row, static_cast<int32_t>(min64(shape_.job_rows, end - row)), step.seq[first], step.pos[end - 1] + 1};
+        const RowRun run{row, static_cast<int32_t>(min64(shape_.job_rows, end - row)), step.seq[first],
+                         step.pos[end - 1] + 1};
         int64_t low, high;
         run_keys(run, low, high);
         max_tiles_ = max64(max_tiles_, ceil_div(high, kAttnTile) - low / kAttnTile);
-        ctx_.counters.kv_bytes += (high - low) * shape_.n_head_kv * (layer.k_row_bytes + (op_.in[2] < 0 ? 0 : layer.v_row_bytes));
+        ctx_.counters.kv_bytes +=
+            (high - low) * shape_.n_head_kv * (layer.k_row_bytes + (op_.in[2] < 0 ? 0 : layer.v_row_bytes));
         runs_[n_runs_++] = run;
       }
     }
     if (max_tiles_ <= ctx_.kv.n_blocks()) return STRATA_OK;
-    return ctx_.error.fail(STRATA_E_ARGUMENT, "a sequence names %lld KV blocks; the cache has %d", static_cast<long long>(max_tiles_),
-                           ctx_.kv.n_blocks());
+    return ctx_.error.fail(STRATA_E_ARGUMENT, "a sequence names %lld KV blocks; the cache has %d",
+                           static_cast<long long>(max_tiles_), ctx_.kv.n_blocks());
   }
   void run_keys(const RowRun& run, int64_t& low, int64_t& high) const {
     int64_t unused;
@@ -270,11 +280,12 @@ class Attention {
 int64_t attention_scratch(const ScratchQuery& query, const strata_op& op) {
   const Shape shape(query.model.plan, op);
   const int64_t n_tiles = query.n_kv_blocks;
-  const int64_t job = scratch_array_bytes<float>(kAttnQueries * n_tiles * kAttnTile) + 2 * scratch_array_bytes<float>(kAttnQueries * n_tiles) +
-                      scratch_array_bytes<float>(kAttnQueries * shape.head_k) + scratch_array_bytes<float>(kAttnQueries * shape.head_v) +
-                      2 * scratch_array_bytes<int64_t>(kAttnQueries);
-  return scratch_array_bytes<RowRun>(query.n_tokens) + scratch_array_bytes<JobMemory>(query.n_workers) + query.n_workers * job +
-         2 * scratch_array_bytes<AttnJob>(query.n_workers);
+  const int64_t job =
+      scratch_array_bytes<float>(kAttnQueries * n_tiles * kAttnTile) +
+      2 * scratch_array_bytes<float>(kAttnQueries * n_tiles) + scratch_array_bytes<float>(kAttnQueries * shape.head_k) +
+      scratch_array_bytes<float>(kAttnQueries * shape.head_v) + 2 * scratch_array_bytes<int64_t>(kAttnQueries);
+  return scratch_array_bytes<RowRun>(query.n_tokens) + scratch_array_bytes<JobMemory>(query.n_workers) +
+         query.n_workers * job + 2 * scratch_array_bytes<AttnJob>(query.n_workers);
 }
 
 Status run_attention(StepContext& ctx, const strata_op& op) { return Attention(ctx, op).run(); }

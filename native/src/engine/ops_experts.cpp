@@ -15,8 +15,8 @@
 namespace strata {
 namespace {
 
-constexpr int64_t kPairBlock = 32;        // pairs whose gate and up rows meet in the cache
-constexpr int64_t kSharedRounding = 64;   // from so many pairs on, hidden rows are rounded by all workers
+constexpr int64_t kPairBlock = 32;       // pairs whose gate and up rows meet in the cache
+constexpr int64_t kSharedRounding = 64;  // from so many pairs on, hidden rows are rounded by all workers
 
 int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t padded_floats(int64_t n) { return (n + 15) / 16 * 16; }
@@ -31,8 +31,8 @@ struct ActiveExpert {
 
 struct Sizes {
   cpu::ActForm gate, up, down;
-  int64_t hidden_stride;  // floats
-  int64_t rounded_stride; // bytes
+  int64_t hidden_stride;   // floats
+  int64_t rounded_stride;  // bytes
 
   Sizes(const Plan& plan, cpu::Tier tier, const strata_expert_set& set) {
     const auto form = [&](int32_t tensor) { return cpu::type_kernels(tier, plan.tensors[tensor].type)->act; };
@@ -47,8 +47,12 @@ struct Sizes {
 class Experts {
  public:
   Experts(StepContext& ctx, const strata_op& op)
-      : ctx_(ctx), op_(op), set_(ctx.expert_set(op.i[STRATA_EXPERTS_I_SET])), sizes_(ctx.plan(), ctx.tier, set_),
-        vec_(*cpu::vec_math(ctx.tier)), n_pairs_(int64_t{ctx.step.n_tokens} * set_.n_used) {}
+      : ctx_(ctx),
+        op_(op),
+        set_(ctx.expert_set(op.i[STRATA_EXPERTS_I_SET])),
+        sizes_(ctx.plan(), ctx.tier, set_),
+        vec_(*cpu::vec_math(ctx.tier)),
+        n_pairs_(int64_t{ctx.step.n_tokens} * set_.n_used) {}
 
   Status run() {
     STRATA_TRY(group_pairs());
@@ -99,7 +103,8 @@ class Experts {
   Status round_inputs() {
     const bool weighted = set_.weight_on_input != 0;
     const int64_t n_rows = weighted ? n_pairs_ : ctx_.step.n_tokens, n_in = set_.n_in;
-    if (!rounded_.want(ctx_, sizes_.gate, n_rows, n_in) || !rounded_.want(ctx_, sizes_.up, n_rows, n_in)) return ctx_.error.status;
+    if (!rounded_.want(ctx_, sizes_.gate, n_rows, n_in) || !rounded_.want(ctx_, sizes_.up, n_rows, n_in))
+      return ctx_.error.status;
     if (!weighted) {
       return for_rows(ctx_, n_rows, n_in, [&](int64_t t) { rounded_.round(ctx_.tier, ctx_.row(op_.in[0], t), n_in, t); });
     }
@@ -149,7 +154,8 @@ class Experts {
     down_rows_ = rows_of_task(n_active_ * down_row * set_.n_out, down_row, ctx_.n_workers());
     in_tasks_ = (set_.n_ff + in_rows_ - 1) / in_rows_;
     down_tasks_ = (set_.n_out + down_rows_ - 1) / down_rows_;
-    for (int64_t a = 0; a < n_active_; ++a) active_[a].tasks_left.store(static_cast<int32_t>(in_tasks_), std::memory_order_relaxed);
+    for (int64_t a = 0; a < n_active_; ++a)
+      active_[a].tasks_left.store(static_cast<int32_t>(in_tasks_), std::memory_order_relaxed);
     return ctx_.pool.parallel([&](int32_t worker) { work(worker); });
   }
 
@@ -174,7 +180,8 @@ class Experts {
   }
 
   // Rows [begin, end) of gate or up for pairs [pair, pair + n): y[p - pair][r].
-  void multiply_in(const cpu::MatView& w, cpu::ActForm form, int64_t begin, int64_t end, int64_t pair, int64_t n, float* y) const {
+  void multiply_in(const cpu::MatView& w, cpu::ActForm form, int64_t begin, int64_t end, int64_t pair, int64_t n,
+                   float* y) const {
     const cpu::TypeKernels& kernels = *cpu::type_kernels(ctx_.tier, w.type);
     const bool by_pair = set_.weight_on_input != 0;
     const uint8_t* acts = rounded_.of(form) + (by_pair ? pair * rounded_.stride_of(form) : 0);
@@ -210,8 +217,8 @@ class Experts {
     const cpu::TypeKernels& kernels = *cpu::type_kernels(ctx_.tier, w.type);
     float* out = ctx_.row(op_.out[0], 0);
     const int32_t* index = pair_out_ + expert.first_pair;  // floats from out: y_stride is 1
-    matmul_function(w, kernels)({w, begin, end, rounded_hidden_ + expert.first_pair * sizes_.rounded_stride, sizes_.rounded_stride,
-                                 nullptr, expert.n_pairs, out, 1, index});
+    matmul_function(w, kernels)({w, begin, end, rounded_hidden_ + expert.first_pair * sizes_.rounded_stride,
+                                 sizes_.rounded_stride, nullptr, expert.n_pairs, out, 1, index});
     for (int64_t p = 0; p < expert.n_pairs; ++p) {
       scale_and_bias(vec_, out + index[p], expert.view.down_scale, expert.view.down_bias, begin, end);
     }
@@ -223,14 +230,14 @@ class Experts {
   const Sizes sizes_;
   const cpu::VecMath& vec_;
   const int64_t n_pairs_;
-  int32_t* pair_token_ = nullptr;   // [n_pairs] row of x
-  int32_t* pair_out_ = nullptr;     // [n_pairs] floats from out's first row
-  float* pair_weight_ = nullptr;    // [n_pairs]
+  int32_t* pair_token_ = nullptr;  // [n_pairs] row of x
+  int32_t* pair_out_ = nullptr;    // [n_pairs] floats from out's first row
+  float* pair_weight_ = nullptr;   // [n_pairs]
   ActiveExpert* active_ = nullptr;
   int64_t n_active_ = 0, n_fetched_ = 0;
   RoundedRows rounded_;
-  float* hidden_ = nullptr;         // [n_pairs][hidden_stride]
-  float* up_rows_ = nullptr;        // [worker][kPairBlock][hidden_stride]
+  float* hidden_ = nullptr;   // [n_pairs][hidden_stride]
+  float* up_rows_ = nullptr;  // [worker][kPairBlock][hidden_stride]
   uint8_t* rounded_hidden_ = nullptr;
   int64_t in_rows_ = 0, in_tasks_ = 0, down_rows_ = 0, down_tasks_ = 0;
 };

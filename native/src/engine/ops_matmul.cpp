@@ -108,7 +108,8 @@ Status run_linear(StepContext& ctx, const strata_op& op) {
 int64_t head_linear_scratch(const ScratchQuery& query, const strata_op& op) {
   const int64_t n_head = op.i[STRATA_HEAD_LINEAR_I_N_HEAD];
   const int64_t n_cols = query.model.plan.tensors[op.weight[0]].n_cols;
-  return rounded_rows_bytes(query, op.weight, 1, query.n_rows(op.in[0]) * n_head, n_cols) + scratch_array_bytes<MatrixJob>(n_head);
+  return rounded_rows_bytes(query, op.weight, 1, query.n_rows(op.in[0]) * n_head, n_cols) +
+         scratch_array_bytes<MatrixJob>(n_head);
 }
 
 Status run_head_linear(StepContext& ctx, const strata_op& op) {

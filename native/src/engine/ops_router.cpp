@@ -1,11 +1,11 @@
 // ROUTER: scores, choice and weights of one token's experts. COMBINE: the weighted sum of their results.
 //
 // Order of the router's numbers, for one row of logits x:
-//   scores      softmax: e_i = exp(x_i - max), e_i / sum (16 strided lanes and a tree); sigmoid and sqrt(softplus) by element
-//   choice      by scores (softmax-weight, select-logits: by x), plus the selection bias; ties go to the lower id.
+//   scores      softmax: e_i = exp(x_i - max), e_i / sum (16 strided lanes and a tree); sigmoid and sqrt(softplus) by
+//   element choice      by scores (softmax-weight, select-logits: by x), plus the selection bias; ties go to the lower id.
 //               Groups first: a group counts the sum of its two best (larger + smaller), ties to the lower group.
-//   weights     scores of the chosen, without bias, in order of choice; softmax-weight: exp(x - largest chosen x) / their sum
-//   normalise   sum in order of choice, from 0; w / max(sum, norm_min); then w * scale
+//   weights     scores of the chosen, without bias, in order of choice; softmax-weight: exp(x - largest chosen x) / their
+//   sum normalise   sum in order of choice, from 0; w / max(sum, norm_min); then w * scale
 // A NaN logit makes every weight of its row NaN, and the choice is made as if it were minus infinity.
 #include <string.h>
 
@@ -44,11 +44,14 @@ struct RouterRow {
   static constexpr int64_t kArrays = 4;
   float* scores;
   float* choice;
-  float* best;         // values of the list in use
+  float* best;  // values of the list in use
   int32_t* group_ids;
 
   RouterRow(float* memory, int64_t stride)
-      : scores(memory), choice(memory + stride), best(memory + 2 * stride), group_ids(reinterpret_cast<int32_t*>(memory + 3 * stride)) {}
+      : scores(memory),
+        choice(memory + stride),
+        best(memory + 2 * stride),
+        group_ids(reinterpret_cast<int32_t*>(memory + 3 * stride)) {}
 };
 struct RouterArgs {
   const cpu::VecMath& vec;
@@ -64,12 +67,15 @@ void compute_scores(const RouterArgs& a, const float* x, float* scores) {
       for (int64_t e = 0; e < a.n_expert; ++e) scores[e] = scores[e] / sum;
       return;
     }
-    case STRATA_SCORES_SIGMOID: a.vec.unary(cpu::Unary::sigmoid, x, scores, a.n_expert); return;
+    case STRATA_SCORES_SIGMOID:
+      a.vec.unary(cpu::Unary::sigmoid, x, scores, a.n_expert);
+      return;
     case STRATA_SCORES_SQRT_SOFTPLUS:
       a.vec.unary(cpu::Unary::softplus, x, scores, a.n_expert);
       a.vec.unary(cpu::Unary::sqrt, scores, scores, a.n_expert);
       return;
-    default: memcpy(scores, x, static_cast<size_t>(a.n_expert) * sizeof(float));
+    default:
+      memcpy(scores, x, static_cast<size_t>(a.n_expert) * sizeof(float));
   }
 }
 
@@ -98,10 +104,12 @@ void choose(const RouterArgs& a, const RouterRow& row, int32_t* ids) {
   const int64_t size = a.n_expert / n_group;
   BestList groups{row.best, row.group_ids, a.op.i[STRATA_ROUTER_I_N_GROUP_USED]};
   for (int64_t g = 0; g < n_group; ++g) groups.offer(group_score(row.choice + g * size, size), static_cast<int32_t>(g));
-  std::sort(row.group_ids, row.group_ids + groups.n);  // experts are offered in ascending order, so that ties go to the lower id
+  std::sort(row.group_ids,
+            row.group_ids + groups.n);  // experts are offered in ascending order, so that ties go to the lower id
   BestList best{row.best, ids, a.n_used};
   for (int64_t k = 0; k < groups.n; ++k) {
-    for (int64_t e = row.group_ids[k] * size; e < (row.group_ids[k] + 1) * size; ++e) best.offer(row.choice[e], static_cast<int32_t>(e));
+    for (int64_t e = row.group_ids[k] * size; e < (row.group_ids[k] + 1) * size; ++e)
+      best.offer(row.choice[e], static_cast<int32_t>(e));
   }
 }
 

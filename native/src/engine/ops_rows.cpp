@@ -12,11 +12,14 @@ namespace {
 
 const cpu::VecMath& vec_of(const StepContext& ctx) { return *cpu::vec_math(ctx.tier); }
 
-void norm_vector(const cpu::VecMath& vec, const strata_op& op, const float* x, const float* gain, const float* bias, float* out) {
+void norm_vector(const cpu::VecMath& vec, const strata_op& op, const float* x, const float* gain, const float* bias,
+                 float* out) {
   const int64_t width = op.i[STRATA_NORM_I_WIDTH];
   const float eps = op.f[STRATA_NORM_F_EPS];
   switch (op.i[STRATA_NORM_I_KIND]) {
-    case STRATA_NORM_LAYER: vec.layer_norm(x, gain, bias, eps, out, width); return;
+    case STRATA_NORM_LAYER:
+      vec.layer_norm(x, gain, bias, eps, out, width);
+      return;
     case STRATA_NORM_RMS:
       vec.rms_norm(x, gain, eps, out, width);
       if (bias != nullptr) vec.add(out, bias, out, width);
@@ -77,7 +80,8 @@ Status run_copy(StepContext& ctx, const strata_op& op) {
   return for_rows(ctx, ctx.n_rows(op.in[0]), n_head * width, [&](int64_t t) {
     const float* x = ctx.row(op.in[0], t) + op.i[STRATA_COPY_I_IN_OFFSET];
     float* out = ctx.row(op.out[0], t) + op.i[STRATA_COPY_I_OUT_OFFSET];
-    for (int64_t h = 0; h < n_head; ++h) memcpy(out + h * out_stride, x + h * in_stride, static_cast<size_t>(width) * sizeof(float));
+    for (int64_t h = 0; h < n_head; ++h)
+      memcpy(out + h * out_stride, x + h * in_stride, static_cast<size_t>(width) * sizeof(float));
   });
 }
 

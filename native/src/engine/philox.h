@@ -27,8 +27,9 @@ enum class Draw : uint32_t { token = 0, xtc = 1 };
 
 // Uniform in [0, 1) with 53 bits.
 inline double philox_uniform(uint64_t seed, uint64_t counter, Draw draw) {
-  const PhiloxWords words = philox4x32({{static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), static_cast<uint32_t>(draw), 0}},
-                                       static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+  const PhiloxWords words =
+      philox4x32({{static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), static_cast<uint32_t>(draw), 0}},
+                 static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
   const uint64_t bits = (static_cast<uint64_t>(words.w[0] >> 5) << 26) | (words.w[1] >> 6);
   return static_cast<double>(bits) * 0x1p-53;
 }

@@ -11,7 +11,7 @@
 namespace strata {
 namespace {
 
-constexpr int32_t kMaxSlots = 4;       // samples drawn at the same time: each holds memory for a whole vocabulary
+constexpr int32_t kMaxSlots = 4;  // samples drawn at the same time: each holds memory for a whole vocabulary
 
 float infinity() { return v_from_bits(static_cast<int32_t>(0x7f800000)); }
 
@@ -73,10 +73,12 @@ int32_t draw_token(Sampling& s) {
 void add_logprobs(const SampleArgs& args, const SamplerMemory& memory, float largest, strata_sampled& out) {
   const int32_t wanted = args.params.n_logprobs;
   if (wanted < 0) return;
-  const double log_sum = static_cast<double>(largest) + m_log_double(exp_all(args, memory, args.logits, largest, -infinity()));
+  const double log_sum =
+      static_cast<double>(largest) + m_log_double(exp_all(args, memory, args.logits, largest, -infinity()));
   out.logprob = static_cast<float>(static_cast<double>(args.logits[out.token]) - log_sum);
   if (wanted == 0) return;
-  out.n_top = static_cast<int32_t>(select_best(args.logits, args.n_vocab, std::min(wanted, STRATA_MAX_LOGPROBS), memory.list));
+  out.n_top =
+      static_cast<int32_t>(select_best(args.logits, args.n_vocab, std::min(wanted, STRATA_MAX_LOGPROBS), memory.list));
   for (int32_t i = 0; i < out.n_top; ++i) {
     out.top_token[i] = memory.list[i].id;
     out.top_logprob[i] = static_cast<float>(static_cast<double>(memory.list[i].logit) - log_sum);
@@ -146,8 +148,10 @@ Status sample_step(StepContext& ctx, const float* logits, int64_t logits_stride)
   if (memory == nullptr) return ctx.error.status;
   const auto draw = [&](int64_t i, int32_t slot) {
     const strata_sample& sample = step.samples[i];
-    const SampleArgs args{*cpu::vec_math(ctx.tier), logits + sample.output * logits_stride, n_vocab, sample, step.ints, step.floats, history};
-    step.sampled_out[i].status = sample_row(args, SamplerMemory::at(memory + slot * slot_bytes, n_vocab, history), step.sampled_out[i]);
+    const SampleArgs args{
+        *cpu::vec_math(ctx.tier), logits + sample.output * logits_stride, n_vocab, sample, step.ints, step.floats, history};
+    step.sampled_out[i].status =
+        sample_row(args, SamplerMemory::at(memory + slot * slot_bytes, n_vocab, history), step.sampled_out[i]);
   };
   if (n_slots == 1) {
     for (int64_t i = 0; i < step.n_samples; ++i) draw(i, 0);
@@ -163,7 +167,10 @@ Status sample_step(StepContext& ctx, const float* logits, int64_t logits_stride)
     const int32_t row = step.output_row[step.samples[i].output];
     return status == STRATA_E_NUMERIC
                ? ctx.error.fail(status, "sample %d: the logits of row %d hold NaN or an infinity", i, row)
-               : ctx.error.fail(status, "sample %d (row %d): the mask and the bias allow no token, or a token id is outside the vocabulary", i, row);
+               : ctx.error.fail(
+                     status,
+                     "sample %d (row %d): the mask and the bias allow no token, or a token id is outside the vocabulary", i,
+                     row);
   }
   return STRATA_OK;
 }

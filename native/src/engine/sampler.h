@@ -16,7 +16,9 @@ struct Candidate {
   int32_t id;
 };
 // The order of candidates: larger logit first, then lower id.
-inline bool candidate_before(const Candidate& a, const Candidate& b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
+inline bool candidate_before(const Candidate& a, const Candidate& b) {
+  return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+}
 
 // Memory of one sample in work, each array of n_vocab elements unless stated otherwise.
 struct SamplerMemory {
@@ -26,8 +28,8 @@ struct SamplerMemory {
   double* prob;
   double* score;
   int32_t* order;
-  int32_t* counts;  // used by token id: initialised where a sample looks, and nowhere else
-  int32_t* repeats; // [max_history]
+  int32_t* counts;   // used by token id: initialised where a sample looks, and nowhere else
+  int32_t* repeats;  // [max_history]
 
   static int64_t bytes(int64_t n_vocab, int64_t max_history);
   static SamplerMemory at(uint8_t* memory, int64_t n_vocab, int64_t max_history);
@@ -35,12 +37,12 @@ struct SamplerMemory {
 
 struct SampleArgs {
   const cpu::VecMath& vec;
-  const float* logits;      // raw, not changed
+  const float* logits;  // raw, not changed
   int64_t n_vocab;
   const strata_sample& params;
-  const int32_t* ints;      // pools of strata_step
+  const int32_t* ints;  // pools of strata_step
   const float* floats;
-  int64_t max_history;      // DRY looks at no more tokens than these
+  int64_t max_history;  // DRY looks at no more tokens than these
 };
 
 // STRATA_E_NUMERIC: the logits hold NaN or plus infinity, or are minus infinity alone. STRATA_E_ARGUMENT: the bias and the

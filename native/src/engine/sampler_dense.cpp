@@ -161,12 +161,14 @@ void xtc_on_all(Sampling& s, double uniform) {
   for (int64_t i = 0; i < s.args.n_vocab; ++i) n_candidates += s.logits[i] != -infinity() ? 1 : 0;
   // With room for rounding; the filter's own comparison decides.
   const double share = static_cast<double>(p.xtc_threshold) * mass * 0.999999;
-  const float bound = share > 0.0 ? static_cast<float>(static_cast<double>(s.largest) + m_log_double(share) - 1e-3) : -infinity();
+  const float bound =
+      share > 0.0 ? static_cast<float>(static_cast<double>(s.largest) + m_log_double(share) - 1e-3) : -infinity();
   CandidateList list{s.memory.list, 0, s.memory.prob};
   list.n = select_above(s.logits, s.args.n_vocab, bound, list.data);
   const int64_t first = xtc_count(list, p.xtc_threshold, s.min_keep(), mass, n_candidates);
   if (first == 0) return;
-  if (s.logits != s.memory.adjusted) memcpy(s.memory.adjusted, s.logits, static_cast<size_t>(s.args.n_vocab) * sizeof(float));
+  if (s.logits != s.memory.adjusted)
+    memcpy(s.memory.adjusted, s.logits, static_cast<size_t>(s.args.n_vocab) * sizeof(float));
   for (int64_t i = 0; i < first; ++i) s.memory.adjusted[list.data[i].id] = -infinity();
   s.logits = s.memory.adjusted;
   s.largest = list.data[first].logit;
