@@ -10,9 +10,9 @@
 
 namespace strata::cpu {
 
-// Activation bytes of one pass over the weights: half of a 1 MB L2, so that
-// tiles find their rows there again.
-constexpr int64_t kTokenChunkBytes = 512 * 1024;
+// Activation bytes of one pass over the weights: a quarter of a 1 MB L2, so that tiles find their rows there again beside
+// the weights and the results.
+constexpr int64_t kTokenChunkBytes = 256 * 1024;
 
 // One line for every block or bundle, two pages and a bit ahead: enough to have the next page's translation and to start
 // the hardware's own prefetching there. A prefetch for every line was slower than none (the miss buffers fill up), this
