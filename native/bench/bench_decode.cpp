@@ -28,6 +28,7 @@ struct Shape {
 };
 const Shape kShapes[] = {
     {"qwen3-30b", 2048, 32, 4, 128, 128, 8, 768, 151936, kQ4K, kQ6K, kQ4K, kQ6K, kQ6K, STRATA_GLU_SILU},
+    {"tiny", 256, 8, 2, 32, 8, 2, 256, 512, kQ4K, kQ6K, kQ4K, kQ6K, kQ6K, STRATA_GLU_SILU},  // for sanitizers
     {"gpt-oss-20b", 2880, 64, 8, 64, 32, 4, 2880, 201088, kQ8, kQ8, kMxfp4, kMxfp4, kQ8, STRATA_GLU_SWIGLU_OAI},
 };
 
