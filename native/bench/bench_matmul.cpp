@@ -29,8 +29,7 @@ double seconds() { return std::chrono::duration<double>(std::chrono::steady_cloc
 
 struct Bytes {
   explicit Bytes(int64_t n)
-      : n_bytes(n),
-        data(static_cast<uint8_t*>(std::aligned_alloc(4096, static_cast<size_t>((n + 4095) / 4096 * 4096)))) {}
+      : n_bytes(n), data(static_cast<uint8_t*>(std::aligned_alloc(4096, static_cast<size_t>((n + 4095) / 4096 * 4096)))) {}
   ~Bytes() { std::free(data); }
   Bytes(const Bytes&) = delete;
   Bytes& operator=(const Bytes&) = delete;

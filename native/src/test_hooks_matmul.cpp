@@ -7,9 +7,7 @@ using namespace strata::cpu;
 
 extern "C" {
 
-STRATA_TEST_API int32_t strata_test_tier_supported(int32_t tier) {
-  return tier_supported(static_cast<Tier>(tier)) ? 1 : 0;
-}
+STRATA_TEST_API int32_t strata_test_tier_supported(int32_t tier) { return tier_supported(static_cast<Tier>(tier)) ? 1 : 0; }
 
 STRATA_TEST_API int32_t strata_test_tier_best(void) { return static_cast<int32_t>(tier_best()); }
 

@@ -91,8 +91,8 @@ bool check(int32_t type, int64_t n_rows, int64_t n_cols, int& n_compared) {
     const TypeKernels* kernels = type_kernels(tier, type);
     if (kernels == nullptr) continue;
     act_quantize(tier, scalar->act, x.data(), n_cols, n_cols, kTokens, other.data);
-    same &= same_bits(acts.data, other.data, static_cast<size_t>(act_bytes), "activation row", *scalar, tier, n_rows,
-                      n_cols);
+    same &=
+        same_bits(acts.data, other.data, static_cast<size_t>(act_bytes), "activation row", *scalar, tier, n_rows, n_cols);
     multiply(*kernels, packed.data, n_rows, n_cols, acts.data, y);
     same &= same_bits(want.data(), y.data(), want.size() * 4, "product", *scalar, tier, n_rows, n_cols);
     n_compared++;

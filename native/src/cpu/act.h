@@ -36,9 +36,7 @@ static constexpr int64_t a32_row_bytes(int64_t n_cols) { return a32_sum_offset(n
 
 static constexpr int64_t a256_d_offset(int64_t n_cols) { return n_cols; }
 static constexpr int64_t a256_sum16_offset(int64_t n_cols) { return a256_d_offset(n_cols) + align64(n_cols / 256 * 4); }
-static constexpr int64_t a256_sum32_offset(int64_t n_cols) {
-  return a256_sum16_offset(n_cols) + align64(n_cols / 16 * 2);
-}
+static constexpr int64_t a256_sum32_offset(int64_t n_cols) { return a256_sum16_offset(n_cols) + align64(n_cols / 16 * 2); }
 static constexpr int64_t a256_row_bytes(int64_t n_cols) { return a256_sum32_offset(n_cols) + align64(n_cols / 32 * 2); }
 
 // Typed views of one row.

@@ -90,9 +90,15 @@ void quantize_a256(const float* x, int64_t n_cols, uint8_t* row) {
 
 void act_quantize_row_avx2(ActForm form, const float* x, int64_t n_cols, uint8_t* row) {
   switch (form) {
-    case ActForm::f32: memcpy(row, x, static_cast<size_t>(n_cols) * 4); break;
-    case ActForm::a32: quantize_a32(x, n_cols, row); break;
-    case ActForm::a256: quantize_a256(x, n_cols, row); break;
+    case ActForm::f32:
+      memcpy(row, x, static_cast<size_t>(n_cols) * 4);
+      break;
+    case ActForm::a32:
+      quantize_a32(x, n_cols, row);
+      break;
+    case ActForm::a256:
+      quantize_a256(x, n_cols, row);
+      break;
   }
 }
 

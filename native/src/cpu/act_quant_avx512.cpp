@@ -39,9 +39,7 @@ __m512i codes_of(const float* x, Unit unit) {
   return _mm512_cvt_roundps_epi32(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-void store_codes(int8_t* q, __m512i codes) {
-  _mm_store_si128(reinterpret_cast<__m128i*>(q), _mm512_cvtepi32_epi8(codes));
-}
+void store_codes(int8_t* q, __m512i codes) { _mm_store_si128(reinterpret_cast<__m128i*>(q), _mm512_cvtepi32_epi8(codes)); }
 
 void quantize_a32(const float* x, int64_t n_cols, uint8_t* row) {
   auto* q = reinterpret_cast<int8_t*>(row);
@@ -81,9 +79,15 @@ void quantize_a256(const float* x, int64_t n_cols, uint8_t* row) {
 
 void act_quantize_row_avx512(ActForm form, const float* x, int64_t n_cols, uint8_t* row) {
   switch (form) {
-    case ActForm::f32: memcpy(row, x, static_cast<size_t>(n_cols) * 4); break;
-    case ActForm::a32: quantize_a32(x, n_cols, row); break;
-    case ActForm::a256: quantize_a256(x, n_cols, row); break;
+    case ActForm::f32:
+      memcpy(row, x, static_cast<size_t>(n_cols) * 4);
+      break;
+    case ActForm::a32:
+      quantize_a32(x, n_cols, row);
+      break;
+    case ActForm::a256:
+      quantize_a256(x, n_cols, row);
+      break;
   }
 }
 

@@ -46,12 +46,16 @@ constexpr int64_t kTypeCount = sizeof(kTypes) / sizeof(kTypes[0]);
 MatmulFn packed_matmul(Tier tier, int32_t type) {
   switch (tier) {
 #if defined(__x86_64__)
-    case Tier::avx2: return packed_matmul_avx2(type);
-    case Tier::avx512: return packed_matmul_avx512(type);
+    case Tier::avx2:
+      return packed_matmul_avx2(type);
+    case Tier::avx512:
+      return packed_matmul_avx512(type);
 #elif defined(__aarch64__)
-    case Tier::neon: return packed_matmul_neon(type);
+    case Tier::neon:
+      return packed_matmul_neon(type);
 #endif
-    default: return packed_matmul_ref(type);
+    default:
+      return packed_matmul_ref(type);
   }
 }
 
@@ -102,7 +106,8 @@ ActQuantFn act_quantize_row(Tier tier) {
 
 bool tier_supported(Tier tier) {
   switch (tier) {
-    case Tier::scalar: return true;
+    case Tier::scalar:
+      return true;
 #if defined(__x86_64__)
     case Tier::avx2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
@@ -111,9 +116,11 @@ bool tier_supported(Tier tier) {
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
              __builtin_cpu_supports("avx512vnni");
 #elif defined(__aarch64__)
-    case Tier::neon: return has_neon_dot();
+    case Tier::neon:
+      return has_neon_dot();
 #endif
-    default: return false;
+    default:
+      return false;
   }
 }
 
@@ -138,9 +145,12 @@ const TypeKernels* type_kernels(Tier tier, int32_t type) {
 
 int64_t act_row_bytes(ActForm form, int64_t n_cols) {
   switch (form) {
-    case ActForm::a32: return a32_row_bytes(n_cols);
-    case ActForm::a256: return a256_row_bytes(n_cols);
-    default: return align64(n_cols * 4);
+    case ActForm::a32:
+      return a32_row_bytes(n_cols);
+    case ActForm::a256:
+      return a256_row_bytes(n_cols);
+    default:
+      return align64(n_cols * 4);
   }
 }
 

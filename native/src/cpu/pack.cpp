@@ -48,8 +48,8 @@ int64_t packed_bytes(int32_t type, int64_t n_rows, int64_t n_cols) {
   return (n_rows + kGroupRows - 1) / kGroupRows * fns->group_bytes(n_cols);
 }
 
-void pack_rows(int32_t type, const uint8_t* file_rows, int64_t row_begin, int64_t row_end, int64_t n_rows,
-               int64_t n_cols, uint8_t* packed) {
+void pack_rows(int32_t type, const uint8_t* file_rows, int64_t row_begin, int64_t row_end, int64_t n_rows, int64_t n_cols,
+               uint8_t* packed) {
   const int64_t row_bytes = file_row_bytes(type, n_cols);
   const PackFns* fns = find(type);
   if (fns == nullptr) {

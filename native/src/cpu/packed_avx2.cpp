@@ -26,9 +26,7 @@ STRATA_INLINE __m256i spread(const void* p) {
 STRATA_INLINE __m256 halves(const uint8_t* p) {
   return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
 }
-STRATA_INLINE __m256 total(const __m256 a[4]) {
-  return _mm256_add_ps(_mm256_add_ps(a[0], a[2]), _mm256_add_ps(a[1], a[3]));
-}
+STRATA_INLINE __m256 total(const __m256 a[4]) { return _mm256_add_ps(_mm256_add_ps(a[0], a[2]), _mm256_add_ps(a[1], a[3])); }
 STRATA_INLINE __m256i low_nibbles(__m256i w) { return _mm256_and_si256(w, _mm256_set1_epi8(0x0f)); }
 STRATA_INLINE __m256i high_nibbles(__m256i w) { return low_nibbles(_mm256_srli_epi16(w, 4)); }
 STRATA_INLINE __m256i quartet_top(__m256i w0, __m256i w1, __m256i w2) {
@@ -40,9 +38,8 @@ STRATA_INLINE __m256i quartet_top(__m256i w0, __m256i w1, __m256i w2) {
 // Shuffle that takes byte j of each word: to the low (or high) byte of both
 // int16 of the word, zeros elsewhere.
 STRATA_INLINE __m256i pick_low(int j) {
-  return _mm256_add_epi32(
-      _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x00040004, 0x00080008, 0x000c000c)),
-      _mm256_set1_epi32(static_cast<int32_t>(0x80008000u | static_cast<uint32_t>(j) * 0x00010001u)));
+  return _mm256_add_epi32(_mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x00040004, 0x00080008, 0x000c000c)),
+                          _mm256_set1_epi32(static_cast<int32_t>(0x80008000u | static_cast<uint32_t>(j) * 0x00010001u)));
 }
 STRATA_INLINE __m256i pick_high(int j) { return _mm256_slli_epi16(pick_low(j), 8); }
 
@@ -361,11 +358,16 @@ void matmul(const MatmulArgs& args) {
 
 MatmulFn packed_matmul_avx2(int32_t type) {
   switch (type) {
-    case kTypeQ4_K: return matmul<Q4K>;
-    case kTypeQ6_K: return matmul<Q6K>;
-    case kTypeQ8_0: return matmul<Q80>;
-    case kTypeMXFP4: return matmul<MXFP4>;
-    default: return nullptr;
+    case kTypeQ4_K:
+      return matmul<Q4K>;
+    case kTypeQ6_K:
+      return matmul<Q6K>;
+    case kTypeQ8_0:
+      return matmul<Q80>;
+    case kTypeMXFP4:
+      return matmul<MXFP4>;
+    default:
+      return nullptr;
   }
 }
 

@@ -1,7 +1,8 @@
 // AVX-512 VNNI kernels on the packed layouts: lane r of a vector is row r of the group.
 //
 // Floors, measured on 2026-12-01 on one core of a 2-core Zen 4 VM at 3.69 GHz, by the thread's CPU time, other work running:
-//   one token: weight bytes / memory bandwidth. A plain read loop gives 21 to 24 GB/s; the kernels give Q4_K 28.7, Q6_K 25.6,
+//   one token: weight bytes / memory bandwidth. A plain read loop gives 21 to 24 GB/s; the kernels give Q4_K 28.7,
+//   Q6_K 25.6,
 //     Q8_0 23.4, MXFP4 25.3 GB/s (from the cache 64, 71, 105, 45 GB/s: the arithmetic keeps ahead).
 //   many tokens: vpdpbusd, 64 products a cycle = 236 G/s. It shares its unit with the multiplications that contract C1 asks
 //     for: a scale product and an fma for every unit, and vpmulld for the sub-scales. That leaves at most
@@ -34,9 +35,7 @@ STRATA_INLINE __m512i spread(const void* p) {
 STRATA_INLINE __m512 halves(const uint8_t* p) {
   return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
 }
-STRATA_INLINE __m512 total(const __m512 a[4]) {
-  return _mm512_add_ps(_mm512_add_ps(a[0], a[2]), _mm512_add_ps(a[1], a[3]));
-}
+STRATA_INLINE __m512 total(const __m512 a[4]) { return _mm512_add_ps(_mm512_add_ps(a[0], a[2]), _mm512_add_ps(a[1], a[3])); }
 // (a >> n) & mask | b
 template <int n>
 STRATA_INLINE __m512i shift_mask_or(__m512i a, __m512i mask, __m512i b) {
@@ -245,8 +244,7 @@ struct Q6K {
       const __m512i codes[4] = {_mm512_and_si512(w0, low6), _mm512_and_si512(w1, low6), _mm512_and_si512(w2, low6),
                                 quartet_top(w0, w1, w2)};
       STRATA_UNROLL
-      for (int i = 0; i < 4; i++)
-        sum[i] = _mm512_dpbusd_epi32(sum[i], codes[i], spread(q + 16 * (first + 2 * i) + 4 * c));
+      for (int i = 0; i < 4; i++) sum[i] = _mm512_dpbusd_epi32(sum[i], codes[i], spread(q + 16 * (first + 2 * i) + 4 * c));
     }
     const __m512i scales[4] = {scale_of<0>(words[0], part % 2), scale_of<1>(words[0], part % 2),
                                scale_of<2>(words[1], part % 2), scale_of<3>(words[1], part % 2)};
@@ -333,14 +331,12 @@ struct MXFP4 {
     const __m512i e = _mm512_and_si512(_mm512_srl_epi32(chunk, _mm_cvtsi32_si128(8 * i)), _mm512_set1_epi32(255));
     const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
     const __m512i subnormal = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
-    return _mm512_castsi512_ps(
-        _mm512_mask_mov_epi32(normal, _mm512_cmplt_epu32_mask(e, _mm512_set1_epi32(2)), subnormal));
+    return _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, _mm512_cmplt_epu32_mask(e, _mm512_set1_epi32(2)), subnormal));
   }
   // The same where no exponent of the chunk is below 2: e - 1 of all bytes at once, then shifted into place.
   STRATA_INLINE __m512 normal_scale_of(__m512i chunk, int i) {
     const __m512i less = _mm512_sub_epi8(chunk, _mm512_set1_epi8(1));
-    const __m512i placed =
-        i == 3 ? _mm512_srli_epi32(less, 1) : _mm512_slli_epi32(less, static_cast<unsigned>(23 - 8 * i));
+    const __m512i placed = i == 3 ? _mm512_srli_epi32(less, 1) : _mm512_slli_epi32(less, static_cast<unsigned>(23 - 8 * i));
     return _mm512_castsi512_ps(_mm512_and_si512(placed, _mm512_set1_epi32(0x7f800000)));
   }
 
@@ -349,8 +345,7 @@ struct MXFP4 {
   STRATA_INLINE void unit(const uint8_t* bundle, int64_t stride, const __m512* dw, const A32Row* x, int64_t u, int i,
                           Sums<T, R>& a) {
     // Codes + 12, so that the unsigned side of vpdpbusd can hold them; the sum starts at -12 * sum(x).
-    const __m512i table =
-        _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    const __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
     const __m512i low4 = _mm512_set1_epi8(0x0f);
     __m512i sum[R][T];
     STRATA_UNROLL
@@ -495,11 +490,16 @@ void matmul(const MatmulArgs& args) {
 
 MatmulFn packed_matmul_avx512(int32_t type) {
   switch (type) {
-    case kTypeQ4_K: return matmul<Q4K>;
-    case kTypeQ6_K: return matmul<Q6K>;
-    case kTypeQ8_0: return matmul<Q80>;
-    case kTypeMXFP4: return matmul<MXFP4>;
-    default: return nullptr;
+    case kTypeQ4_K:
+      return matmul<Q4K>;
+    case kTypeQ6_K:
+      return matmul<Q6K>;
+    case kTypeQ8_0:
+      return matmul<Q80>;
+    case kTypeMXFP4:
+      return matmul<MXFP4>;
+    default:
+      return nullptr;
   }
 }
 

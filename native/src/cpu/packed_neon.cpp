@@ -117,8 +117,7 @@ struct Q4K {
   STRATA_INLINE void minimums(const uint8_t* block, int h, const A256Row* x, int64_t u, int32x4_t* msum) {
     const uint8x16_t w2 = load(block + 192 + 16 * h);
     const uint32x4_t low = vreinterpretq_u32_u8(vandq_u8(w2, vdupq_n_u8(0x3f)));
-    const uint32x4_t high =
-        vreinterpretq_u32_u8(quartet_top(load(block + 64 + 16 * h), load(block + 128 + 16 * h), w2));
+    const uint32x4_t high = vreinterpretq_u32_u8(quartet_top(load(block + 64 + 16 * h), load(block + 128 + 16 * h), w2));
     for (int t = 0; t < T; t++) msum[t] = vdupq_n_s32(0);
     for (int i = 0; i < 4; i++) {
       const int byte = i == 1 ? 2 : i == 2 ? 1 : i;  // bytes hold m 0, 2, 1, 3
@@ -131,8 +130,7 @@ struct Q4K {
   }
 
   template <int T>
-  STRATA_INLINE void run(const uint8_t* group, int64_t n_cols, const uint8_t* const* acts,
-                         float32x4_t (*out)[kQuarters]) {
+  STRATA_INLINE void run(const uint8_t* group, int64_t n_cols, const uint8_t* const* acts, float32x4_t (*out)[kQuarters]) {
     Sums<T> a;
     A256Row x[T];
     clear<T>(a);
@@ -175,8 +173,8 @@ struct Q6K {
         q,
         [&](int c, int h) {
           const uint8_t* w = chunk + 192 * c + 16 * h;
-          const uint8x16_t codes = i < 3 ? vandq_u8(load(w + 64 * (i % 3)), vdupq_n_u8(0x3f))
-                                         : quartet_top(load(w), load(w + 64), load(w + 128));
+          const uint8x16_t codes =
+              i < 3 ? vandq_u8(load(w + 64 * (i % 3)), vdupq_n_u8(0x3f)) : quartet_top(load(w), load(w + 64), load(w + 128));
           return vsubq_s8(vreinterpretq_s8_u8(codes), vdupq_n_s8(32));
         },
         sums);
@@ -192,8 +190,7 @@ struct Q6K {
   }
 
   template <int T>
-  STRATA_INLINE void run(const uint8_t* group, int64_t n_cols, const uint8_t* const* acts,
-                         float32x4_t (*out)[kQuarters]) {
+  STRATA_INLINE void run(const uint8_t* group, int64_t n_cols, const uint8_t* const* acts, float32x4_t (*out)[kQuarters]) {
     Sums<T> a;
     A256Row x[T];
     clear<T>(a);
@@ -242,8 +239,7 @@ struct MXFP4 {
     dot16<T>(
         q_low, [&](int c, int h) { return vqtbl1q_s8(table, vandq_u8(load(chunk + 64 * c + 16 * h), vdupq_n_u8(15))); },
         sums);
-    dot16<T>(
-        q_high, [&](int c, int h) { return vqtbl1q_s8(table, vshrq_n_u8(load(chunk + 64 * c + 16 * h), 4)); }, sums);
+    dot16<T>(q_high, [&](int c, int h) { return vqtbl1q_s8(table, vshrq_n_u8(load(chunk + 64 * c + 16 * h), 4)); }, sums);
     for (int h = 0; h < kQuarters; h++) {
       const float32x4_t dw = scale_of(vreinterpretq_u32_s32(byte_of(words(bundle + 16 * h), i)));
       for (int t = 0; t < T; t++) a[t][h][i] = add(a[t][h][i], sums[t][h], dw, x[t].d[u]);
@@ -251,8 +247,7 @@ struct MXFP4 {
   }
 
   template <int T>
-  STRATA_INLINE void run(const uint8_t* group, int64_t n_cols, const uint8_t* const* acts,
-                         float32x4_t (*out)[kQuarters]) {
+  STRATA_INLINE void run(const uint8_t* group, int64_t n_cols, const uint8_t* const* acts, float32x4_t (*out)[kQuarters]) {
     Sums<T> a;
     A32Row x[T];
     clear<T>(a);
@@ -269,8 +264,7 @@ struct Q80 {
   static int64_t group_bytes(int64_t n_cols) { return q8_group_bytes(n_cols); }
 
   template <int T>
-  STRATA_INLINE void run(const uint8_t* group, int64_t n_cols, const uint8_t* const* acts,
-                         float32x4_t (*out)[kQuarters]) {
+  STRATA_INLINE void run(const uint8_t* group, int64_t n_cols, const uint8_t* const* acts, float32x4_t (*out)[kQuarters]) {
     Sums<T> a;
     A32Row x[T];
     clear<T>(a);
@@ -322,11 +316,16 @@ void matmul(const MatmulArgs& args) {
 
 MatmulFn packed_matmul_neon(int32_t type) {
   switch (type) {
-    case kTypeQ4_K: return matmul<Q4K>;
-    case kTypeQ6_K: return matmul<Q6K>;
-    case kTypeQ8_0: return matmul<Q80>;
-    case kTypeMXFP4: return matmul<MXFP4>;
-    default: return nullptr;
+    case kTypeQ4_K:
+      return matmul<Q4K>;
+    case kTypeQ6_K:
+      return matmul<Q6K>;
+    case kTypeQ8_0:
+      return matmul<Q80>;
+    case kTypeMXFP4:
+      return matmul<MXFP4>;
+    default:
+      return nullptr;
   }
 }
 

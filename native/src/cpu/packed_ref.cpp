@@ -137,11 +137,16 @@ void matmul(const MatmulArgs& args) {
 
 MatmulFn packed_matmul_ref(int32_t type) {
   switch (type) {
-    case kTypeQ4_K: return matmul<dot_q4k>;
-    case kTypeQ6_K: return matmul<dot_q6k>;
-    case kTypeQ8_0: return matmul<dot_q8>;
-    case kTypeMXFP4: return matmul<dot_mx>;
-    default: return nullptr;
+    case kTypeQ4_K:
+      return matmul<dot_q4k>;
+    case kTypeQ6_K:
+      return matmul<dot_q6k>;
+    case kTypeQ8_0:
+      return matmul<dot_q8>;
+    case kTypeMXFP4:
+      return matmul<dot_mx>;
+    default:
+      return nullptr;
   }
 }
 
