@@ -114,7 +114,7 @@ def random_values(name: str, ne: tuple[int, ...], seed: int = 0, deviation: floa
     """The float32 values of a Random tensor before rounding, slowest dimension first."""
     shape = tuple(reversed(ne))
     rng = _generator(seed, name)
-    if deviation is None and name.endswith((".scale", ".input_scale")):
+    if deviation is None and (name.endswith((".scale", ".input_scale")) or "rope_f" in name):
         return (0.5 + 2.0 * rng.random(shape)).astype(np.float32)
     normal = rng.standard_normal(shape, np.float32)
     if deviation is None and "norm" in name and name.endswith(".weight"):
