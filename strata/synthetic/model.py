@@ -33,6 +33,8 @@ class SyntheticModel:
         if layers is not None:
             if not 1 <= layers <= shape.n_layer:
                 raise ConfigError(f"{name} has {shape.n_layer} layers, {layers} were asked for")
+            if layers in shape.not_layers:
+                raise ConfigError(f"{name} with {layers} layers would be read as another {shape.arch} model")
             shape = msgspec.structs.replace(shape, n_layer=layers, n_dense=min(shape.n_dense, layers))
         if quant is not None and quant not in QUANTS:
             raise ConfigError(f"quantisation {quant!r} is unknown; accepted: {', '.join(QUANTS)}")

@@ -43,6 +43,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     weights_scale: float = 0.0
     select_bias: bool = False
     tied: bool = False
+    not_layers: tuple[int, ...] = ()  # numbers of layers by which readers recognise another model
     skew: str = ""  # "bias": router bias -0.47 ln(rank); "rows": router rows times rank^-0.3
 
 
@@ -156,6 +157,7 @@ _PUBLIC: dict[str, Shape] = {
         v_head=128,
         scores=1,
         weights_scale=1.0,
+        not_layers=tuple(range(1, 26)),  # without a query latent only as 26 or 27 layers
     ),
     "deepseek-v3": Shape(
         arch="deepseek2",
@@ -188,6 +190,7 @@ _PUBLIC: dict[str, Shape] = {
         weights_norm=True,
         weights_scale=2.5,
         select_bias=True,
+        not_layers=(26, 27),  # the lite models
     ),
 }
 

@@ -72,10 +72,13 @@ def test_seeds_and_tensors_differ():
     assert len({rows(0, name), rows(1, name), rows(0, other)}) == 3
 
 
+@pytest.mark.parametrize("layers", [None, 4])
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_shape_binds_whole(name):
-    """No tensor is missing, misshapen or left over, and no key goes unread."""
-    model = SyntheticModel(name)
+def test_every_shape_binds_whole(name, layers):
+    """No tensor is missing, misshapen or left over, at full depth and cut short."""
+    if layers is not None and (layers in SHAPES[name].not_layers or layers > SHAPES[name].n_layer):
+        layers = SHAPES[name].n_layer - 1
+    model = SyntheticModel(name, layers=layers)
     bound = bind(Registry().lookup(model.shape.arch), model)
     assert bound.n_layer == model.shape.n_layer
     assert not bound.ignored
@@ -99,6 +102,8 @@ def test_fewer_layers():
         ({"name": "gpt-5"}, "no synthetic model is called 'gpt-5'"),
         ({"name": "qwen3-30b-a3b", "layers": 49}, "48 layers, 49"),
         ({"name": "qwen3-30b-a3b", "layers": 0}, "48 layers, 0"),
+        ({"name": "deepseek-v2-lite", "layers": 2}, "2 layers would be read as another deepseek2 model"),
+        ({"name": "deepseek-v3", "layers": 27}, "27 layers would be read as another deepseek2 model"),
         ({"name": "qwen3-30b-a3b", "quant": "q9"}, "'q9' is unknown"),
     ],
 )
