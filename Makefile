@@ -64,8 +64,9 @@ sanitize: $(VENV)/.strata-dev ## native tests under ASan and UBSan, pool and que
 	NATIVE_TESTS=build/asan LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 $(PY) -m pytest tests/native $(ARGS)
 	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH cmake -S native -B build/tsan -G Ninja -DSTRATA_TESTS=ON -DSTRATA_SANITIZE=thread >/dev/null
-	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH ninja -C build/tsan test_pool | tail -n 1
+	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH ninja -C build/tsan test_pool bench_decode | tail -n 1
 	build/tsan/test_pool
+	build/tsan/bench_decode 2 3 1 300 4 tiny && build/tsan/bench_decode 2 3 40 0 2 tiny
 
 neon: $(VENV)/.strata ## compile the library for 64-bit ARM (needs: sudo apt install g++-aarch64-linux-gnu)
 	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH cmake -S native -B build/neon -G Ninja -DCMAKE_SYSTEM_NAME=Linux \

@@ -256,9 +256,10 @@ class Engine:
     plan: Plan
     handle: Any
     completion: Any = None
+    sampled: Any = None
 
-    def step(self, *sequences: Rows, n_wanted: int | None = None) -> Floats:
-        """Run one step; logits [n_tokens, n_vocab] of every row (of the first n_wanted columns)."""
+    def step(self, *sequences: Rows, samples: Any = None, ints: Any = None, floats: Any = None) -> Floats:
+        """Run one step; logits [n_tokens, n_vocab] of every row. Samples fill self.sampled, failed steps too."""
         ffi, lib = self.plan.ffi, self.plan.lib
         tokens = [t for rows in sequences for t in rows.tokens]
         max_blocks = max(len(rows.blocks) for rows in sequences)
@@ -277,6 +278,11 @@ class Engine:
         step.n_tokens = step.n_outputs = len(tokens)
         step.n_seqs, step.max_blocks = len(sequences), max_blocks
         step.logits_out = ffi.cast("float *", logits.ctypes.data)
+        if samples is not None:
+            step.samples, step.n_samples, step.ints, step.floats = samples, len(samples), ints, floats
+            step.n_ints, step.n_floats = len(ints), len(floats)
+            self.sampled = ffi.new("strata_sampled[]", len(samples))
+            step.sampled_out = self.sampled
         ticket = ffi.new("uint64_t *")
         self.plan.check(lib.strata_engine_submit(self.handle, step, ticket))
         self.completion = ffi.new("strata_completion *")
@@ -289,7 +295,7 @@ class Engine:
             text = ffi.new("char[]", 800)
             lib.strata_engine_error(self.handle, ticket[0], text, 800)
             raise RuntimeError(f"{self.completion.status}: {ffi.string(text).decode()}")
-        return logits if n_wanted is None else logits[:, :n_wanted]
+        return logits
 
 
 def tiers(plan: Plan) -> list[int]:

@@ -84,34 +84,43 @@ SCALARS = [
 ]
 
 
-def native_sample(ffi: Any, lib: Any, logits: Floats, params: Params, tier: int = 0, repeats: int = 1) -> Sampled:
-    """Draw one token with libstrata."""
-    n_vocab = len(logits)
-    ints: list[int] = []
+def fill_sample(sample: Any, params: Params, n_vocab: int, ints: list[int], floats: list[float]) -> None:
+    """Write params into a strata_sample; lists go to the end of the pools."""
 
     def pool(values: Sequence[int]) -> int:
         ints.extend(values)
         return len(ints) - len(values)
 
-    sample = ffi.new("strata_sample *", {name: getattr(params, name) for name in SCALARS})
+    for name in SCALARS:
+        setattr(sample, name, getattr(params, name))
     sample.history_first, sample.n_history = pool(params.history), len(params.history)
     sample.breakers_first, sample.n_breakers = pool(params.breakers), len(params.breakers)
     sample.bias_first, sample.n_bias = pool([token for token, _ in params.bias]), len(params.bias)
+    sample.bias_value_first = len(floats)
+    floats.extend(value for _, value in params.bias)
     sample.mask_first = -1
     if params.allowed is not None:
         words = np.zeros((n_vocab + 31) // 32, np.uint32)
         for token in params.allowed:
             words[token // 32] |= np.uint32(1 << (token % 32))
         sample.mask_first = pool([int(word) for word in words.view(np.int32)])
-    c_ints = ffi.new("int32_t[]", ints or [0])
-    c_floats = ffi.new("float[]", [value for _, value in params.bias] or [0.0])
-    out = ffi.new("strata_sampled *")
+
+
+def sampled(out: Any, status: int) -> Sampled:
+    """Read a strata_sampled."""
+    return Sampled(status, out.token, out.logprob, [(out.top_token[i], out.top_logprob[i]) for i in range(out.n_top)])
+
+
+def native_sample(ffi: Any, lib: Any, logits: Floats, params: Params, tier: int = 0, repeats: int = 1) -> Sampled:
+    """Draw one token with libstrata."""
+    ints, floats = [0], [0.0]
+    sample, out = ffi.new("strata_sample *"), ffi.new("strata_sampled *")
+    fill_sample(sample, params, len(logits), ints, floats)
+    c_ints, c_floats = ffi.new("int32_t[]", ints), ffi.new("float[]", floats)
     data = np.ascontiguousarray(logits, np.float32)
-    status = lib.strata_test_sample(
-        tier, ffi.cast("float *", data.ctypes.data), n_vocab, sample, c_ints, c_floats, 4097, repeats, out
-    )
-    top = [(out.top_token[i], out.top_logprob[i]) for i in range(out.n_top)]
-    return Sampled(status, out.token, out.logprob, top)
+    pointer = ffi.cast("float *", data.ctypes.data)
+    status = lib.strata_test_sample(tier, pointer, len(data), sample, c_ints, c_floats, 4097, repeats, out)
+    return sampled(out, status)
 
 
 # ---- the reference ------------------------------------------------------------------------------------------------

@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sampler_kit import Params, Sampled, adjust, draw, filtered, native_sample, probabilities
+from plan_kit import Plan, Rows
+from sampler_kit import (
+    Params,
+    Sampled,
+    adjust,
+    draw,
+    fill_sample,
+    filtered,
+    native_sample,
+    probabilities,
+    sampled,
+)
 
 E_ARGUMENT, E_NUMERIC, E_UNSUPPORTED = -1, -6, -8
 TIERS = (0, 1, 2, 3)
@@ -247,3 +258,40 @@ def test_tiers_and_neighbours_change_nothing(abi: Any, abi_ffi: Any) -> None:
             assert all(result == results[0] for result in results)
             tiers = max(tiers, len(results))
     assert tiers >= 1
+
+
+def test_samples_of_one_step_do_not_touch_each_other(abi: Any, abi_ffi: Any) -> None:
+    """Six samples of one step, drawn by one or several threads: each as if alone. NaN in one row fails that sample only."""
+    table = np.stack([normal_logits(seed, 64) for seed in range(6)])
+    many = [
+        Params(temperature=0, n_logprobs=2),
+        Params(seed=1, top_k=9),
+        Params(seed=2, bias=((3, 2.5), (9, -1.0)), history=(4, 4, 5), repeat_penalty=1.5),
+        Params(seed=3, top_p=0.75, allowed=range(1, 64, 2), n_logprobs=20),
+        Params(seed=4, history=[1, 2, 3, 1, 2], dry_multiplier=2, bias=((7, 1.0),)),
+        Params(seed=5, typical_p=0.5),
+    ]
+    alone = [native_sample(abi_ffi, abi, row, params) for row, params in zip(table, many, strict=True)]
+    samples = abi_ffi.new("strata_sample[]", len(many))
+    ints, floats = [0], [0.0]
+    for i, params in enumerate(many):
+        samples[i].output = i
+        fill_sample(samples[i], params, 64, ints, floats)
+    pools = {"samples": samples, "ints": abi_ffi.new("int32_t[]", ints), "floats": abi_ffi.new("float[]", floats)}
+    for broken in (None, 2):
+        rows = table.copy()
+        if broken is not None:
+            rows[broken, 11] = np.nan
+        plan = Plan(abi_ffi, abi)
+        plan.result(plan.inputs(rows, 64))
+        with plan.model() as model:
+            for n_threads in (1, 2, 6):
+                with plan.engine(model, n_threads=n_threads, poison=0) as engine:
+                    if broken is None:
+                        engine.step(Rows(range(6)), **pools)
+                    else:
+                        with pytest.raises(RuntimeError, match="-6: sample 2: the logits of row 2 hold NaN"):
+                            engine.step(Rows(range(6)), **pools)
+                    for i, want in enumerate(alone):
+                        got = sampled(engine.sampled[i], engine.sampled[i].status)
+                        assert got == (want if i != broken else Sampled(E_NUMERIC, -1, 0.0))

@@ -110,7 +110,8 @@ class Experts {
     }
     float* rows = ctx_.scratch_array<float>(padded_floats(n_in) * ctx_.n_workers());
     if (rows == nullptr) return ctx_.error.status;
-    return ctx_.pool.run(n_rows, 4, [&](int64_t pair, int32_t worker) {
+    const int64_t chunk = n_in >= kRegionFloats ? 1 : kRegionFloats / n_in;
+    return ctx_.pool.run(n_rows, chunk, [&](int64_t pair, int32_t worker) {
       float* row = rows + worker * padded_floats(n_in);
       vec_.scale(ctx_.row(op_.in[0], pair_token_[pair]), pair_weight_[pair], row, n_in);
       rounded_.round(ctx_.tier, row, n_in, pair);
