@@ -154,23 +154,37 @@ struct ValueArgs {
   int64_t acc_stride;
 };
 
-// kQ queries, kD lane groups of the value row from `dim` on; n < kLanes when kD is 1 and the row ends inside.
-template <class Row, int kQ, int kD>
+// Whether a value row counts for one of kQ queries, and whether all count for all.
+template <int kQ>
+STRATA_LANE bool any_weight(const ValueArgs& a, const float* p, int64_t j) {
+  bool any = false;
+  for (int i = 0; i < kQ; ++i) any = any || p[i * a.p_stride + j] != 0.0f;
+  return any;
+}
+template <int kQ>
+STRATA_LANE bool all_weights(const ValueArgs& a, const float* p) {
+  int32_t n_zero = 0;
+  for (int i = 0; i < kQ; ++i)
+    for (int64_t j = 0; j < a.n_keys; ++j) n_zero += p[i * a.p_stride + j] == 0.0f ? 1 : 0;
+  return n_zero == 0;
+}
+
+// kQ queries, kD lane groups of the value row from `dim` on; n < kLanes when kD is 1 and the row ends inside. kAll: no
+// weight is zero, so that the loop needs no branch.
+template <class Row, int kQ, int kD, bool kAll>
 STRATA_LANE void value_block(const ValueArgs& a, int64_t first_q, int64_t dim, int64_t n) {
   VF tile[kQ][kD];
   for (int i = 0; i < kQ; ++i)
     for (int k = 0; k < kD; ++k) tile[i][k] = VF(0.0f);
   const float* p = a.p + first_q * a.p_stride;
   for (int64_t j = 0; j < a.n_keys; ++j) {
-    bool any = false;
-    for (int i = 0; i < kQ; ++i) any = any || p[i * a.p_stride + j] != 0.0f;
-    if (!any) continue;
+    if (!kAll && !any_weight<kQ>(a, p, j)) continue;
     VF value[kD];
     const uint8_t* row = a.v + j * a.v_stride;
     for (int k = 0; k < kD; ++k) value[k] = n == kLanes ? Row::load(row, dim + k * kLanes) : load_first<Row>(row, dim, n);
     for (int i = 0; i < kQ; ++i) {
       const float weight = p[i * a.p_stride + j];
-      if (weight == 0.0f) continue;
+      if (!kAll && weight == 0.0f) continue;
       for (int k = 0; k < kD; ++k) tile[i][k] = v_fma(VF(weight), value[k], tile[i][k]);
     }
   }
@@ -183,20 +197,25 @@ STRATA_LANE void value_block(const ValueArgs& a, int64_t first_q, int64_t dim, i
         v_store_first(acc, v_load_first(acc, n) + tile[i][k], n);
     }
 }
-template <class Row, int kQ>
+template <class Row, int kQ, bool kAll>
 STRATA_LANE void value_dims(const ValueArgs& a, int64_t first_q) {
-  constexpr int kD = 4;
   int64_t dim = 0;
-  for (; dim + kD * kLanes <= a.n_dim; dim += kD * kLanes) value_block<Row, kQ, kD>(a, first_q, dim, kLanes);
-  for (; dim + kLanes <= a.n_dim; dim += kLanes) value_block<Row, kQ, 1>(a, first_q, dim, kLanes);
-  if (dim < a.n_dim) value_block<Row, kQ, 1>(a, first_q, dim, a.n_dim - dim);
+  for (; dim + 4 * kLanes <= a.n_dim; dim += 4 * kLanes) value_block<Row, kQ, 4, kAll>(a, first_q, dim, kLanes);
+  for (; dim + 2 * kLanes <= a.n_dim; dim += 2 * kLanes) value_block<Row, kQ, 2, kAll>(a, first_q, dim, kLanes);
+  for (; dim + kLanes <= a.n_dim; dim += kLanes) value_block<Row, kQ, 1, kAll>(a, first_q, dim, kLanes);
+  if (dim < a.n_dim) value_block<Row, kQ, 1, kAll>(a, first_q, dim, a.n_dim - dim);
+}
+template <class Row, int kQ>
+STRATA_LANE void value_queries(const ValueArgs& a, int64_t first_q) {
+  if (all_weights<kQ>(a, a.p + first_q * a.p_stride)) return value_dims<Row, kQ, true>(a, first_q);
+  value_dims<Row, kQ, false>(a, first_q);
 }
 template <class Row>
 void value_rows(const ValueArgs& a) {
   constexpr int kQ = kLanes == 16 ? 4 : 2;
   int64_t i = 0;
-  for (; i + kQ <= a.n_q; i += kQ) value_dims<Row, kQ>(a, i);
-  for (; i < a.n_q; ++i) value_dims<Row, 1>(a, i);
+  for (; i + kQ <= a.n_q; i += kQ) value_queries<Row, kQ>(a, i);
+  for (; i < a.n_q; ++i) value_queries<Row, 1>(a, i);
 }
 void row_attn_values(int32_t kv_type, const float* p, int64_t p_stride, int64_t n_q, const uint8_t* v, int64_t v_stride,
                      int64_t n_keys, int64_t n_dim, float* acc, int64_t acc_stride) {
