@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import gguf
 import gguf_bytes as gb
+import numpy as np
 
 from strata.gguf.inventory import bytes_by_type, fingerprint
 from strata.gguf.reader import read_gguf
@@ -36,3 +38,23 @@ def test_bytes_by_type_are_sorted_by_size(tmp_path):
     tensors = [gb.tensor("a", (4,)), gb.tensor("b", (32, 3), kind=8, offset=32), gb.tensor("c", (4,), offset=160)]
     path = gb.write(tmp_path, gb.gguf([], tensors, bytes(176)))
     assert list(bytes_by_type(read_gguf(path)).items()) == [("Q8_0", 102), ("F32", 32)]
+
+
+def test_a_model_split_by_the_reference_package_is_whole(tmp_path):
+    values = {f"t{i}": np.full((2, 8), i, np.float32) for i in range(5)}
+    for parts, options in ((1, {}), (3, {"split_max_tensors": 2})):
+        writer = gguf.GGUFWriter(tmp_path / f"m{parts}.gguf", "test", **options)
+        writer.add_uint32("test.block_count", 1)
+        for name, value in values.items():
+            writer.add_tensor(name, value)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    file = read_gguf(tmp_path / "m3-00002-of-00003.gguf")
+    assert [path.name for path in file.paths] == [f"m3-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    assert file.metadata["test.block_count"] == 1
+    for name, value in values.items():
+        tensor = file.tensors[name]
+        content = file.paths[tensor.shard].read_bytes()
+        assert content[tensor.offset : tensor.offset + tensor.n_bytes] == value.tobytes()
