@@ -157,23 +157,27 @@ def prepare(config: Config, source: Source, shape: Shape, report: Report | None 
         kv_type=kv_type,
         n_kv_blocks=n_kv_blocks(n_tokens),
         max_seqs=shape.max_seqs,
+        n_state_slots=shape.max_seqs if model_plan.states else 0,
         n_threads=config.engine.n_threads or library.cpu_count,
         poison=config.engine.poison,
         spin_us=config.engine.spin_us,
     )
     with NativeModel(library, model_plan) as model:
         sizes = model.measure(run)
-    mode, mapped = _load_mode(config, source, model_plan, limit - base_bytes - sizes.kv - sizes.scratch)
+    mode, mapped = _load_mode(config, source, model_plan, limit - base_bytes - sizes.kv - sizes.state - sizes.scratch)
     weights = model_plan.weights_bytes - mapped
     lines = [
         Line(name="process", place=Place.RAM, n_bytes=base_bytes, note="Python and its libraries, tokenizer"),
         Line(name="dense weights", place=Place.RAM, n_bytes=model_plan.weights_bytes - model_plan.expert_bytes),
         Line(name="experts", place=Place.RAM, n_bytes=weights - model_plan.weights_bytes + model_plan.expert_bytes),
         Line(name="KV cache", place=Place.RAM, n_bytes=sizes.kv, note=f"{n_tokens} tokens, {kv_type}"),
+        Line(name="recurrent states", place=Place.RAM, n_bytes=sizes.state, note=f"{run.n_state_slots} sequences"),
         Line(name="activations", place=Place.RAM, n_bytes=sizes.activations, note=f"steps of up to {n_batch} tokens"),
         Line(name="scratch", place=Place.RAM, n_bytes=sizes.scratch, note=f"{run.n_threads} threads"),
     ]
     notes = [note] if note else []
+    if model_plan.states:
+        notes.append("the model has recurrent states: each prompt is computed whole, earlier ones are not reused")
     if mapped:
         lines.append(Line(name="experts in the file", place=Place.MAPPED, n_bytes=mapped, note="page cache"))
         notes.append("the experts stay in the mapped file in its own layout: the same bits, but slower")

@@ -2,7 +2,7 @@
 //
 // Builds a plan of a public model's shape (random weights, routing chosen by the random router), runs steps of `tokens`
 // rows that start at `position`, and prints for every op kind: calls, microseconds per step, share, and for the step:
-// bytes of weights and GB/s. The cache before `position` is left as it is (zeros): only its size matters.
+// bytes of weights and GB/s. The cache before `position` holds equal keys and values.
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "engine/kv.h"
 #include "engine/ops.h"
+#include "engine/state.h"
 #include "model/model.h"
 
 namespace {
@@ -239,10 +240,14 @@ int run(const Tables& t, Model& model, const Options& o) {
   Error error;
   Pool pool;
   KvStore kv;
+  StateStore states;  // the shapes here have none
   const int32_t n_blocks = (o.position + o.tokens + o.steps) / 64 + 1;
   Pool::Config config;
   config.n_workers = o.threads;
   if (pool.open(config, error) != STRATA_OK || kv.open(model.plan, STRATA_KV_F16, n_blocks, error) != STRATA_OK) return 1;
+  for (int32_t l = 0; l < model.plan.kv_layers.size(); ++l) {
+    for (int32_t b = 0; b < n_blocks; ++b) memset(kv.keys(l, b, 0), 0x2c, static_cast<size_t>(kv.layer(l).block_bytes));
+  }
   const ScratchQuery query{model, o.tokens, o.tokens, o.threads, n_blocks, 1, cpu::tier_best()};
   int64_t scratch_bytes = 0;
   for (const strata_op& op : model.plan.ops) {
@@ -275,8 +280,8 @@ int run(const Tables& t, Model& model, const Options& o) {
     step.block_table = blocks.data();
     step.output_row = &output;
     StepContext ctx{
-        model, step,          pool, kv, cpu::tier_best(), activations.data(), scratch.data(), scratch_bytes, stop,
-        0,     tables.data(), {},   {}};
+        model, step, pool,          kv, states, cpu::tier_best(), activations.data(), scratch.data(), scratch_bytes,
+        stop,  0,    tables.data(), {}, {}};
     const int64_t start = now_ns();
     if (step_tables_fill(ctx) != STRATA_OK) return 1;
     for (const strata_op& op : model.plan.ops) {

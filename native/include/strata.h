@@ -107,6 +107,11 @@ typedef struct strata_kv_layer {
   int32_t v_in_k;         /* 1: nothing is stored for V (latent attention); ATTENTION's in2 is -1 */
 } strata_kv_layer;
 
+/* What one recurrent layer keeps of a sequence: float32 values, zero before its first token, in a slot of each sequence. */
+typedef struct strata_state {
+  int64_t n_floats;
+} strata_state;
+
 /* Gated activations h = act(gate, up). Parameters p0, p1 are the limits and slopes named here. */
 #define STRATA_GLU_SILU 0            /* silu(gate) * up */
 #define STRATA_GLU_GELU 1            /* gelu_tanh(gate) * up */
@@ -238,6 +243,15 @@ typedef struct strata_expert_set {
 #define STRATA_TEMPERATURE_I_OFFSET 2
 #define STRATA_TEMPERATURE_F_SCALE 0
 
+/* Ops with a state: each state belongs to one op, which reads and updates it token by token. */
+#define STRATA_OP_CONV 64       /* causal convolution of each of `width` channels over its last `taps` inputs: out0[c] =
+                                   act(sum over k of w0[c * taps + k] * input of taps - 1 - k tokens ago + w1[c]); w1 -1: no bias */
+#define STRATA_CONV_I_STATE 0   /* (taps - 1) * width floats, oldest input first */
+#define STRATA_CONV_I_WIDTH 1
+#define STRATA_CONV_I_TAPS 2
+#define STRATA_CONV_I_ACT 3     /* STRATA_ACT_NONE or STRATA_ACT_SILU */
+#define STRATA_CONV_I_OUT_OFFSET 4 /* of channel 0 in out0 */
+
 #define STRATA_OP_N_IN 4
 #define STRATA_OP_N_OUT 4
 #define STRATA_OP_N_WEIGHT 12
@@ -271,6 +285,9 @@ typedef struct strata_model_desc {
   const strata_kv_layer *kv_layers;
   const strata_expert_set *expert_sets;
   const strata_op *ops;
+  int32_t n_states;
+  int32_t reserved;
+  const strata_state *states;
 } strata_model_desc;
 
 /* ---- library ---------------------------------------------------------------------------------------------------- */
@@ -336,6 +353,7 @@ typedef struct strata_engine_config {
   int32_t poison;           /* 1: fill activations and scratch with 0x7fc00000 before every step and check every op's result */
   int32_t tier;             /* -1: best; else 0 scalar, 1 avx2, 2 avx512 (tests; a tier this CPU lacks is refused) */
   int32_t spin_us;          /* how long idle workers spin before they sleep while a request is active; -1: default */
+  int32_t n_state_slots;    /* sequences whose recurrent states are kept; 0 for plans without states */
   int32_t queue_steps;      /* submitted steps not yet polled; power of two, 1..64 */
   int64_t step_deadline_us; /* a step that takes longer fails with STRATA_E_DEADLINE, looked at between ops; 0: none. Also how
                                long a finished worker waits for the others before the engine is dead; with 0: 30 s */
@@ -347,6 +365,7 @@ typedef struct strata_engine_bytes {
   int64_t activations;
   int64_t kv;
   int64_t scratch;          /* rounded activations, routing tables, sampler, per-thread buffers */
+  int64_t state;            /* recurrent states of all slots */
 } strata_engine_bytes;
 
 /* Sampling of one output row. Order: bias, mask, penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature,
@@ -408,6 +427,8 @@ typedef struct strata_step {
   float *routing_weights_out; /* the same shape; or NULL */
   int32_t routing_stride;
   int32_t reserved;
+  const int32_t *state_slot;  /* [n_seqs] different slots; NULL for plans without states. Position 0 starts from zeros; any
+                                 other first position must be the one that the slot has reached, else STRATA_E_STATE */
 } strata_step;
 
 typedef struct strata_completion {
@@ -447,6 +468,8 @@ int32_t strata_engine_stats_read(strata_engine *engine, strata_engine_stats *sta
 int32_t strata_engine_close(strata_engine *engine);
 /* Copies KV block `from` over block `to` in every layer (copy on write of a shared prefix block). Between steps only. */
 int32_t strata_engine_kv_copy(strata_engine *engine, int32_t from, int32_t to);
+/* Copies the states of slot `from`, and the position they have reached, over slot `to`. Between steps only. */
+int32_t strata_engine_state_copy(strata_engine *engine, int32_t from, int32_t to);
 
 /* cffi: end */
 

@@ -50,7 +50,7 @@ STRATA_API int64_t strata_struct_bytes(const char* name) {
       STRATA_STRUCT(strata_op),           STRATA_STRUCT(strata_model_desc),    STRATA_STRUCT(strata_load_config),
       STRATA_STRUCT(strata_load_stats),   STRATA_STRUCT(strata_engine_config), STRATA_STRUCT(strata_engine_bytes),
       STRATA_STRUCT(strata_sample),       STRATA_STRUCT(strata_sampled),       STRATA_STRUCT(strata_step),
-      STRATA_STRUCT(strata_completion),   STRATA_STRUCT(strata_engine_stats),
+      STRATA_STRUCT(strata_completion),   STRATA_STRUCT(strata_engine_stats),  STRATA_STRUCT(strata_state),
   };
 #undef STRATA_STRUCT
   for (const auto& row : kStructs) {
@@ -255,6 +255,12 @@ STRATA_API int32_t strata_engine_kv_copy(strata_engine* engine, int32_t from, in
   Error& error = begin();
   if (engine == nullptr) return null_argument(error, "engine");
   return engine->engine.kv_copy(from, to, error);
+}
+
+STRATA_API int32_t strata_engine_state_copy(strata_engine* engine, int32_t from, int32_t to) {
+  Error& error = begin();
+  if (engine == nullptr) return null_argument(error, "engine");
+  return engine->engine.state_copy(from, to, error);
 }
 
 }  // extern "C"

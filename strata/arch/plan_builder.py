@@ -18,6 +18,7 @@ from strata.arch.plan_tables import (
     PlanOp,
     PlanRope,
     PlanSource,
+    PlanState,
     PlanTensor,
     Role,
     RopeStyle,
@@ -53,6 +54,7 @@ class PlanBuilder:
         self._freqs: list[float] = []
         self._freq_first: dict[tuple[float, ...], int] = {}
         self._kv_layers: list[KvLayer] = []
+        self._states: list[PlanState] = []
 
     def value(self, width: int, rows: Rows = Rows.TOKENS) -> Value:
         """A new activation of `width` floats a row."""
@@ -111,6 +113,11 @@ class PlanBuilder:
         self._kv_layers.append(KvLayer(n_head_kv=n_head_kv, head_k=head_k, head_v=head_v, v_in_k=int(v_in_k)))
         return len(self._kv_layers) - 1
 
+    def state(self, n_floats: int) -> int:
+        """A new recurrent state of each sequence."""
+        self._states.append(PlanState(n_floats=n_floats))
+        return len(self._states) - 1
+
     def expert_set(self, experts: BoundExperts, numbers: dict[str, Any]) -> int:
         """A new set; `numbers` are the fields that are neither tensors nor places."""
         parts = {part: getattr(experts, part) for part in SLOT_PARTS}
@@ -147,6 +154,7 @@ class PlanBuilder:
             kv_layers=tuple(self._kv_layers),
             expert_sets=tuple(sets),
             ops=tuple(_placed(row, ins, outs, where) for row, ins, outs in self._ops),
+            states=tuple(self._states),
         )
 
     def _dense_rows(self) -> tuple[list[PlanTensor], int]:

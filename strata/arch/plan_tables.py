@@ -20,6 +20,7 @@ __all__ = [
     "PlanOp",
     "PlanRope",
     "PlanSource",
+    "PlanState",
     "PlanTensor",
     "Role",
     "RopeStyle",
@@ -140,6 +141,12 @@ class KvLayer(Table, frozen=True, kw_only=True):
     v_in_k: int
 
 
+class PlanState(Table, frozen=True, kw_only=True):
+    """strata_state."""
+
+    n_floats: int
+
+
 class ExpertSet(Table, frozen=True, kw_only=True):
     """strata_expert_set."""
 
@@ -186,6 +193,7 @@ class ModelPlan(Table, frozen=True, kw_only=True):
 
     read_bytes_per_token: weights that one decoded token reads, embedding row included, KV cache not.
     kv_values_per_token: numbers that one position keeps in all caches together.
+    states: what the recurrent layers keep of a sequence, whatever its length.
     expert_bytes: of all slots; the rest of weights_bytes is dense.
     n_ctx: the longest context that the rotary tables were chosen for.
     """
@@ -212,3 +220,4 @@ class ModelPlan(Table, frozen=True, kw_only=True):
     kv_layers: tuple[KvLayer, ...]
     expert_sets: tuple[ExpertSet, ...]
     ops: tuple[PlanOp, ...]
+    states: tuple[PlanState, ...] = ()

@@ -33,6 +33,7 @@ class BatchRow(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...]
     first_pos: int
     blocks: tuple[int, ...]  # KV block of positions 64 b .. 64 b + 63, as many as the last position needs
+    state_slot: int = 0  # of the sequence's recurrent states; without meaning where the model has none
     sample: SampleSpec | None = None  # draw the token after the last one
     all_logits: bool = False  # return logits of every token of this row (else of none)
 
@@ -70,6 +71,7 @@ class BackendLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_seqs: int  # sequences of one step
     n_kv_blocks: int
     n_vocab: int
+    n_state_slots: int = 0  # sequences whose recurrent states are kept; 0: the model has none
 
 
 class BackendHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +107,10 @@ class Backend(Protocol):
 
     def kv_copy(self, from_block: int, to_block: int) -> None:
         """Copy one KV block in every layer; between steps only."""
+        ...
+
+    def state_copy(self, from_slot: int, to_slot: int) -> None:
+        """Copy the recurrent states of one slot over another's; between steps only."""
         ...
 
     def health(self) -> BackendHealth: ...

@@ -32,6 +32,7 @@ class FakeBackend:
         self.fail_rows_at_step: tuple[int, tuple[int, ...]] | None = None
         self.dead = False
         self._kv: dict[int, list[int]] = {}  # block -> token ids written so far
+        self._reached: dict[int, int] = {}  # state slot -> positions taken in
         self._results: dict[int, StepResult] = {}
 
     def submit(self, batch: StepBatch) -> int:
@@ -67,6 +68,9 @@ class FakeBackend:
     def kv_copy(self, from_block: int, to_block: int) -> None:
         self._kv[to_block] = list(self._kv[from_block])
 
+    def state_copy(self, from_slot: int, to_slot: int) -> None:
+        self._reached[to_slot] = self._reached[from_slot]
+
     def health(self) -> BackendHealth:
         return BackendHealth(
             phase="dead" if self.dead else "idle",
@@ -95,6 +99,17 @@ class FakeBackend:
             if own & written:
                 raise AssertionError(f"sequence {row.seq_id} writes to blocks {own & written} of another sequence")
             written |= own
+        if self.limits.n_state_slots:
+            self._check_slots(batch)
+
+    def _check_slots(self, batch: StepBatch) -> None:
+        slots = [row.state_slot for row in batch.rows]
+        if len(set(slots)) != len(slots) or not all(0 <= slot < self.limits.n_state_slots for slot in slots):
+            raise AssertionError(f"state slots {slots} of {self.limits.n_state_slots} are not one for each sequence")
+        for row in batch.rows:
+            if row.first_pos not in (0, self._reached.get(row.state_slot, 0)):
+                raise AssertionError(f"sequence {row.seq_id}: position {row.first_pos} does not follow its state")
+            self._reached[row.state_slot] = row.first_pos + len(row.tokens)
 
     def _write(self, blocks: Sequence[int], first_pos: int, tokens: Sequence[int]) -> None:
         for i, token in enumerate(tokens):

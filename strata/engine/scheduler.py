@@ -3,6 +3,9 @@
 A step holds one row for each decoding sequence and at most one piece of one prompt. Decoding goes first: a long
 prompt slows others down by at most the time of one chunk. When KV blocks run out, the youngest sequence gives its
 blocks back and waits again with everything it has generated so far; nothing is lost, its text goes on where it was.
+
+A model with recurrent states gives each running sequence a slot for them. Its sequences always compute their whole
+prompt: cached keys and values without the state at their end are of no use (docs/decisions/0015).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # PREFILL and DECODE, oldest first
         self.n_preempted = 0
+        self._free_slots = list(range(limits.n_state_slots - 1, -1, -1))
         self._in_flight: dict[int, Sequence] = {}
         self._leaving: list[Sequence] = []  # over, but a running step still writes to their blocks
 
@@ -85,7 +89,7 @@ class Scheduler:
                 continue
             n_before = seq.n_computed
             seq.n_computed += len(row.tokens)
-            if seq.n_computed // KV_BLOCK_TOKENS > n_before // KV_BLOCK_TOKENS:
+            if self._keeps_prefixes and seq.n_computed // KV_BLOCK_TOKENS > n_before // KV_BLOCK_TOKENS:
                 self.kv.publish(seq.blocks, seq.tokens, seq.n_computed)
             if token is not None and not seq.is_over:
                 if seq.state is State.PREFILL:
@@ -105,8 +109,15 @@ class Scheduler:
             self._release(seq)
         self._leaving.clear()
 
+    @property
+    def _keeps_prefixes(self) -> bool:
+        return self.limits.n_state_slots == 0
+
     def _release(self, seq: Sequence) -> None:
         self.kv.release(seq.blocks)
+        if seq.state_slot is not None:
+            self._free_slots.append(seq.state_slot)
+            seq.state_slot = None
         seq.n_computed = 0
 
     def _admit(self) -> None:
@@ -115,7 +126,9 @@ class Scheduler:
             if any(seq.state is State.PREFILL for seq in self.running):
                 return
             seq = self.waiting[0]
-            seq.blocks = self.kv.match(seq.tokens)
+            if not self._keeps_prefixes and not self._free_slots:
+                return
+            seq.blocks = self.kv.match(seq.tokens) if self._keeps_prefixes else []
             n_cached = len(seq.blocks) * KV_BLOCK_TOKENS
             # the whole prompt, and one block to grow for each running sequence: admission must not cause preemption
             if not self._room_for(len(seq.tokens) + 1, len(seq.blocks)):
@@ -123,6 +136,8 @@ class Scheduler:
                 return
             self.waiting.popleft()
             seq.n_computed = n_cached
+            if self._free_slots:
+                seq.state_slot = self._free_slots.pop()
             if seq.n_preempted == 0:
                 seq.n_cached = n_cached
             seq.move(State.PREFILL)
@@ -143,6 +158,7 @@ class Scheduler:
                     tokens=(seq.tokens[-1],),
                     first_pos=len(seq.tokens) - 1,
                     blocks=tuple(seq.blocks),
+                    state_slot=seq.state_slot or 0,
                     sample=seq.sample_spec(),
                 )
             )
@@ -159,6 +175,7 @@ class Scheduler:
             tokens=tuple(seq.tokens[seq.n_computed : end]),
             first_pos=seq.n_computed,
             blocks=tuple(seq.blocks),
+            state_slot=seq.state_slot or 0,
             sample=seq.sample_spec() if end == len(seq.tokens) else None,
         )
 

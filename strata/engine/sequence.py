@@ -46,6 +46,7 @@ class Sequence:
         self.n_cached = 0  # of those, taken from other sequences at the first admission
         self.n_preempted = 0
         self.blocks: list[int] = []
+        self.state_slot: int | None = None  # where the recurrent states are, while it runs and the model has some
 
     @property
     def n_generated(self) -> int:

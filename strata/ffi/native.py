@@ -62,6 +62,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     n_threads: int
     n_kv_blocks: int
     max_seqs: int = 1
+    n_state_slots: int = 0
     kv_type: str = "f16"
     poison: bool = False
     tier: str = "best"
@@ -76,6 +77,7 @@ class EngineBytes(msgspec.Struct, frozen=True, kw_only=True):
     activations: int
     kv: int
     scratch: int
+    state: int
 
 
 class NativeModel:
@@ -207,7 +209,7 @@ class NativeModel:
         made = _struct(self._ffi, "strata_engine_bytes")
         config = engine_config(self._ffi, options)
         self._check(self._lib.strata_engine_measure(self.handle, config, made), "strata_engine_measure")
-        return EngineBytes(activations=made.activations, kv=made.kv, scratch=made.scratch)
+        return EngineBytes(activations=made.activations, kv=made.kv, scratch=made.scratch, state=made.state)
 
 
 class NativeBackend:
@@ -226,6 +228,7 @@ class NativeBackend:
             max_seqs=options.max_seqs,
             n_kv_blocks=options.n_kv_blocks,
             n_vocab=plan.n_vocab,
+            n_state_slots=options.n_state_slots if plan.states else 0,
         )
         out = self._ffi.new("strata_engine **")
         config = engine_config(self._ffi, options)
@@ -290,6 +293,10 @@ class NativeBackend:
     def kv_copy(self, from_block: int, to_block: int) -> None:
         """Copy one KV block in every layer. Raises: NativeError while a step runs."""
         self._check(self._lib.strata_engine_kv_copy(self._handle, from_block, to_block), "strata_engine_kv_copy")
+
+    def state_copy(self, from_slot: int, to_slot: int) -> None:
+        """Copy the recurrent states of one slot. Raises: NativeError while a step runs."""
+        self._check(self._lib.strata_engine_state_copy(self._handle, from_slot, to_slot), "strata_engine_state_copy")
 
     def health(self) -> BackendHealth:
         if self._handle is None:
@@ -382,6 +389,7 @@ def engine_config(ffi: Any, options: EngineOptions) -> Any:
     config.n_threads, config.n_kv_blocks, config.max_seqs = options.n_threads, options.n_kv_blocks, options.max_seqs
     config.kv_type = ffi.integer_const(KV_TYPES[options.kv_type])
     config.poison, config.tier = int(options.poison), TIERS[options.tier]
+    config.n_state_slots = options.n_state_slots
     config.spin_us, config.queue_steps = options.spin_us, options.queue_steps
     config.step_deadline_us = round(options.step_deadline_s * 1e6)
     return config

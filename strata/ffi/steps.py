@@ -48,6 +48,7 @@ class StepArrays:
         self._pos = np.zeros(limits.n_batch, np.int32)
         self._seq = np.zeros(limits.n_batch, np.int32)
         self._blocks = np.full((limits.max_seqs, self._max_blocks), -1, np.int32)
+        self._state_slot = np.zeros(limits.max_seqs, np.int32)
         self._output_row = np.zeros(n_outputs_max, np.int32)
         self._n_samples_max = min(limits.max_seqs, n_outputs_max)
         self._samples: Any = ffi.new("strata_sample[]", self._n_samples_max)
@@ -102,6 +103,7 @@ class StepArrays:
         self._token[first:end] = row.tokens
         self._pos[first:end] = np.arange(row.first_pos, row.first_pos + len(row.tokens))
         self._seq[first:end] = index
+        self._state_slot[index] = row.state_slot
         self._blocks[index, : len(row.blocks)] = row.blocks
         self._blocks[index, len(row.blocks) :] = -1
 
@@ -136,6 +138,7 @@ class StepArrays:
         step.n_ints, step.n_floats = self._ints.n, self._floats.n
         step.token, step.pos, step.seq = self._ints_of(self._token), self._ints_of(self._pos), self._ints_of(self._seq)
         step.block_table, step.output_row = self._ints_of(self._blocks), self._ints_of(self._output_row)
+        step.state_slot = self._ints_of(self._state_slot)
         step.ints = self._ints_of(self._ints.values)
         step.floats = self._floats_of(self._floats.values)
         step.samples, step.sampled_out = self._samples, self._sampled

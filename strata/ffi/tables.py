@@ -42,6 +42,7 @@ class ModelDesc:
             ("ropes", "strata_rope", plan.ropes),
             ("kv_layers", "strata_kv_layer", plan.kv_layers),
             ("expert_sets", "strata_expert_set", plan.expert_sets),
+            ("states", "strata_state", plan.states),
         ):
             setattr(desc, f"n_{name}", len(rows))
             setattr(desc, name, self._array(c_type, [self._row(c_type, row) for row in rows]))

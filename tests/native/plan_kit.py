@@ -74,6 +74,7 @@ class Plan:
     kv_layers: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     expert_sets: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     ops: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    states: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     weights_bytes: int = 0
     activations_bytes: int = 0
     n_vocab: int = 0
@@ -124,6 +125,11 @@ class Plan:
         shape = {"n_in": parts["up"].n_cols, "n_ff": n_ff, "n_out": parts["down"].data.shape[1]}
         self.expert_sets.append({"n_expert": n_expert, "n_used": n_used, "glu": glu, **shape, **ids, **place, **fields})
         return len(self.expert_sets) - 1
+
+    def state(self, n_floats: int) -> int:
+        """Append a recurrent state of each sequence."""
+        self.states.append({"n_floats": n_floats})
+        return len(self.states) - 1
 
     # ---- buffers and ops
 
@@ -193,7 +199,7 @@ class Plan:
         desc.struct_size = ffi.sizeof("strata_model_desc")
         desc.abi_version = self.lib.STRATA_ABI_VERSION
         keep = []
-        for name in ("tensors", "buffers", "ropes", "kv_layers", "expert_sets", "ops"):
+        for name in ("tensors", "buffers", "ropes", "kv_layers", "expert_sets", "ops", "states"):
             rows = getattr(self, name)
             array = ffi.new(f"strata_{name[:-1]}[]", rows)
             keep.append(array)
@@ -225,6 +231,7 @@ class Plan:
             "n_threads": 1,
             "n_kv_blocks": 16,
             "max_seqs": 4,
+            "n_state_slots": 16,
             "tier": -1,
             "spin_us": -1,
             "queue_steps": 2,
@@ -242,7 +249,7 @@ class Plan:
 
 @dataclass
 class Rows:
-    """Rows of one sequence in a step."""
+    """Rows of one sequence in a step; its states lie in the slot numbered as its first block."""
 
     tokens: Sequence[int]
     first_pos: int = 0
@@ -270,6 +277,7 @@ class Engine:
             "seq": [s for s, rows in enumerate(sequences) for _ in rows.tokens],
             "block_table": [block for row in table for block in row],
             "output_row": list(range(len(tokens))),
+            "state_slot": [rows.blocks[0] for rows in sequences],
         }
         keep = {name: ffi.new("int32_t[]", values) for name, values in arrays.items()}
         logits = np.zeros((len(tokens), self.plan.n_vocab), np.float32)

@@ -11,9 +11,14 @@ from strata.errors import Overloaded
 from strata.types import Request, SamplingParams, TokenInfo
 
 
-def limits(n_kv_blocks: int = 16, n_batch: int = 32, max_seqs: int = 4) -> BackendLimits:
+def limits(n_kv_blocks: int = 16, n_batch: int = 32, max_seqs: int = 4, n_state_slots: int = 0) -> BackendLimits:
     return BackendLimits(
-        n_ctx=n_kv_blocks * 64, n_batch=n_batch, max_seqs=max_seqs, n_kv_blocks=n_kv_blocks, n_vocab=1000
+        n_ctx=n_kv_blocks * 64,
+        n_batch=n_batch,
+        max_seqs=max_seqs,
+        n_kv_blocks=n_kv_blocks,
+        n_vocab=1000,
+        n_state_slots=n_state_slots,
     )
 
 
@@ -31,10 +36,11 @@ def next_token(ids: list[int]) -> int:
 
 
 class Device:
-    """Positions by block; reading a position that nobody wrote fails."""
+    """Positions by block; reading a position that nobody wrote fails. `states`: ids by slot, which must go on."""
 
     def __init__(self) -> None:
         self.cells: dict[tuple[int, int], int] = {}
+        self.states: dict[int, list[int]] | None = None
 
     def run(self, batch: StepBatch) -> StepResult:
         tokens = []
@@ -44,6 +50,10 @@ class Device:
                 self.cells[row.blocks[pos // 64], pos % 64] = token
             end = row.first_pos + len(row.tokens)
             ids = [self.cells[row.blocks[pos // 64], pos % 64] for pos in range(end)]
+            if self.states is not None:
+                before = self.states[row.state_slot] if row.first_pos else []
+                assert before == ids[: row.first_pos], "the state is another sequence's"
+                self.states[row.state_slot] = ids
             tokens.append(TokenInfo(next_token(ids)) if row.sample else None)
         return StepResult(ticket=1, tokens=tuple(tokens))
 
@@ -105,6 +115,19 @@ def test_a_second_prompt_with_the_same_beginning_computes_only_the_rest():
     assert second.tokens == expected(second)
 
 
+def test_a_model_with_states_computes_every_prompt_whole():
+    scheduler = Scheduler(limits(n_batch=256, n_state_slots=4), max_waiting=4)
+    device = Device()
+    device.states = {}
+    for max_tokens in (1, 4):
+        seq = sequence(1, 140, max_tokens=max_tokens)
+        scheduler.add(seq)
+        assert run_all(scheduler, device)[0].n_tokens == 140
+        assert seq.n_cached == 0
+        assert seq.tokens == expected(seq)
+    assert scheduler.kv.n_cached == 0
+
+
 def test_queue_limit_is_an_error_with_a_retry_time():
     scheduler = Scheduler(limits(), max_waiting=1)
     scheduler.add(sequence(1, 3))
@@ -150,15 +173,18 @@ def test_history_is_cut_to_what_the_penalties_read():
     n_kv_blocks=st.integers(4, 12),
     n_batch=st.integers(4, 64),
     max_seqs=st.integers(1, 4),
+    has_states=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_every_sequence_gets_its_own_answer(shapes, n_kv_blocks, n_batch, max_seqs):
-    scheduler = Scheduler(limits(n_kv_blocks, n_batch, max_seqs), max_waiting=100)
+def test_every_sequence_gets_its_own_answer(shapes, n_kv_blocks, n_batch, max_seqs, has_states):
+    scheduler = Scheduler(limits(n_kv_blocks, n_batch, max_seqs, max_seqs if has_states else 0), max_waiting=100)
+    device = Device()
+    device.states = {} if has_states else None
     seqs = [sequence(i % 3, n, max_tokens=m) for i, (n, m) in enumerate(shapes)]
     for i, seq in enumerate(seqs):
         seq.seq_id = i
         scheduler.add(seq)
-    batches = run_all(scheduler)
+    batches = run_all(scheduler, device)
     assert all(batch.n_tokens <= n_batch and len(batch.rows) <= max_seqs for batch in batches)
     assert all(sum(len(row.tokens) > 1 for row in batch.rows) <= 1 for batch in batches)
     for seq in seqs:

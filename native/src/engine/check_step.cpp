@@ -93,11 +93,13 @@ struct SampleCheck {
 
 }  // namespace
 
-bool StepChecker::open(const Plan& plan, int32_t n_kv_blocks, int32_t max_seqs) {
+bool StepChecker::open(const Plan& plan, const strata_engine_config& config) {
   plan_ = &plan;
-  n_kv_blocks_ = n_kv_blocks;
-  max_seqs_ = max_seqs;
-  return seq_seen_.resize(max_seqs) && block_written_.resize(n_kv_blocks) && block_writer_.resize(n_kv_blocks);
+  n_kv_blocks_ = config.n_kv_blocks;
+  max_seqs_ = config.max_seqs;
+  n_state_slots_ = config.n_state_slots;
+  return seq_seen_.resize(max_seqs_) && block_written_.resize(n_kv_blocks_) && block_writer_.resize(n_kv_blocks_) &&
+         slot_used_.resize(n_state_slots_);
 }
 
 Status StepChecker::check_sizes(const strata_step& step, Error& error) const {
@@ -155,6 +157,19 @@ Status StepChecker::check_tokens(const strata_step& step, Error& error) {
   return STRATA_OK;
 }
 
+// Every sequence has a slot of its own.
+Status StepChecker::check_slots(const strata_step& step, Error& error) {
+  if (plan_->states.size() == 0) return STRATA_OK;
+  STRATA_TRY(not_null(error, "state_slot", step.state_slot, step.n_seqs));
+  for (int32_t s = 0; s < step.n_seqs; ++s) {
+    const int32_t slot = step.state_slot[s];
+    if (slot < 0 || slot >= n_state_slots_) return bad(error, "state_slot", s, slot, 0, n_state_slots_ - 1);
+    if (slot_used_[slot] == epoch_) return error.fail(STRATA_E_ARGUMENT, "step.state_slot[%d] is %d, as of an earlier sequence", s, slot);
+    slot_used_[slot] = epoch_;
+  }
+  return STRATA_OK;
+}
+
 Status StepChecker::check_outputs(const strata_step& step, Error& error) const {
   int64_t least = 0;
   for (int32_t i = 0; i < step.n_outputs; ++i) {
@@ -181,6 +196,7 @@ Status StepChecker::check_samples(const strata_step& step, Error& error) const {
 Status StepChecker::check(const strata_step& step, Error& error) {
   STRATA_TRY(check_sizes(step, error));
   STRATA_TRY(check_tokens(step, error));
+  STRATA_TRY(check_slots(step, error));
   STRATA_TRY(check_outputs(step, error));
   return check_samples(step, error);
 }

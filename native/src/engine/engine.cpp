@@ -34,6 +34,7 @@ Status check_config(const strata_engine_config& config, Error& error) {
   STRATA_TRY(config_range(error, "n_threads", config.n_threads, 1, kMaxWorkers));
   STRATA_TRY(config_range(error, "n_kv_blocks", config.n_kv_blocks, 1, 1 << 24));
   STRATA_TRY(config_range(error, "max_seqs", config.max_seqs, 1, 1 << 16));
+  STRATA_TRY(config_range(error, "n_state_slots", config.n_state_slots, 0, 1 << 20));
   STRATA_TRY(config_range(error, "poison", config.poison, 0, 1));
   STRATA_TRY(config_range(error, "tier", config.tier, -1, static_cast<int32_t>(cpu::Tier::neon)));
   STRATA_TRY(config_range(error, "spin_us", config.spin_us, -1, 1000000));
@@ -66,6 +67,8 @@ Status Engine::measure(const Model& model, const strata_engine_config& config, s
   bytes.activations = model.plan.activations_bytes;
   bytes.kv = KvStore::measure_bytes(model.plan, config.kv_type, config.n_kv_blocks);
   if (bytes.kv < 0) return error.fail(STRATA_E_ARGUMENT, "config.kv_type is %d with %d blocks; not possible with this model's heads", config.kv_type, config.n_kv_blocks);
+  bytes.state = StateStore::measure_bytes(model.plan, config.n_state_slots);
+  if (bytes.state < 0) return error.fail(STRATA_E_ARGUMENT, "config.n_state_slots is %d; their states have no size", config.n_state_slots);
   bytes.scratch = walk_scratch_bytes(query) + walk_tables_bytes(query);
   return STRATA_OK;
 }
@@ -80,11 +83,12 @@ Status Engine::open(Model& model, const strata_engine_config& config, Error& err
   n_slots_ = config.queue_steps;
   const ScratchQuery query = scratch_query(model, config);
   if (!activations_.open(bytes.activations) || !scratch_.open(walk_scratch_bytes(query)) || !tables_.open(walk_tables_bytes(query)) ||
-      !checker_.open(model.plan, config.n_kv_blocks, config.max_seqs)) {
+      !checker_.open(model.plan, config)) {
     return error.fail(STRATA_E_MEMORY, "no memory for %lld bytes of activations and %lld of scratch",
                       static_cast<long long>(bytes.activations), static_cast<long long>(bytes.scratch));
   }
   STRATA_TRY(kv_.open(model.plan, config.kv_type, config.n_kv_blocks, error));
+  STRATA_TRY(states_.open(model.plan, config.n_state_slots, error));
   // Touched now, so that memory that is missing shows at start and no step pays for page faults.
   for (Arena* arena : {&activations_, &scratch_, &tables_}) {
     if (arena->data() != nullptr) memset(arena->data(), 0, static_cast<size_t>(arena->bytes()));
@@ -183,7 +187,7 @@ Engine::Slot* Engine::take() {
 void Engine::run(Slot& slot) {
   const int64_t start = now_ns();
   place_.heartbeat_ns.store(start, std::memory_order_relaxed);
-  StepContext ctx{*model_, slot.step, pool_, kv_, tier_, activations_.data(), scratch_.data(), scratch_.bytes(), stop_, 0, tables_.data(), {}, {}};
+  StepContext ctx{*model_, slot.step, pool_, kv_, states_, tier_, activations_.data(), scratch_.data(), scratch_.bytes(), stop_, 0, tables_.data(), {}, {}};
   WalkConfig walk;
   walk.poison = config_.poison != 0;
   walk.deadline_ns = config_.step_deadline_us > 0 ? start + config_.step_deadline_us * 1000 : 0;
@@ -325,18 +329,31 @@ void Engine::stats(strata_engine_stats& stats) {
   stats.wakes = pool_.wakes();
 }
 
-Status Engine::kv_copy(int32_t from, int32_t to, Error& error) {
-  Lock lock(mutex_);
+// Under the mutex: both numbers are below n, and nothing runs.
+Status Engine::check_copy(int32_t from, int32_t to, int32_t n, Error& error) const {
   if (dead_.load(std::memory_order_relaxed)) return error.fail(STRATA_E_STATE, "the engine is dead: %s", dead_text_);
-  const int32_t last = config_.n_kv_blocks - 1;
+  const int32_t last = n - 1;
   if (from < 0 || from > last) return error.fail(STRATA_E_ARGUMENT, "from is %d; accepted: 0 to %d", from, last);
   if (to < 0 || to > last) return error.fail(STRATA_E_ARGUMENT, "to is %d; accepted: 0 to %d", to, last);
   for (uint64_t t = poll_ticket_; t != next_ticket_; ++t) {
     if (slots_[t % static_cast<uint64_t>(n_slots_)].state != State::done) {
-      return error.fail(STRATA_E_STATE, "step %llu has not finished; blocks are copied between steps only", static_cast<unsigned long long>(t));
+      return error.fail(STRATA_E_STATE, "step %llu has not finished; copies are made between steps only", static_cast<unsigned long long>(t));
     }
   }
-  if (from != to) kv_.copy_block(from, to);
+  return STRATA_OK;
+}
+
+Status Engine::kv_copy(int32_t from, int32_t to, Error& error) {
+  Lock lock(mutex_);
+  STRATA_TRY(check_copy(from, to, config_.n_kv_blocks, error));
+  kv_.copy_block(from, to);
+  return STRATA_OK;
+}
+
+Status Engine::state_copy(int32_t from, int32_t to, Error& error) {
+  Lock lock(mutex_);
+  STRATA_TRY(check_copy(from, to, config_.n_state_slots, error));
+  states_.copy_slot(from, to);
   return STRATA_OK;
 }
 

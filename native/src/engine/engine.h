@@ -16,6 +16,7 @@
 #include "base/threads.h"
 #include "engine/check_step.h"
 #include "engine/kv.h"
+#include "engine/state.h"
 #include "engine/walk.h"
 #include "model/model.h"
 
@@ -40,6 +41,7 @@ class Engine {
   Status error_text(uint64_t ticket, char* text, int32_t capacity, Error& error);
   void stats(strata_engine_stats& stats);
   Status kv_copy(int32_t from, int32_t to, Error& error);
+  Status state_copy(int32_t from, int32_t to, Error& error);
   Pool& pool() { return pool_; }
 
  private:
@@ -59,6 +61,7 @@ class Engine {
   static constexpr int32_t kMaxSlots = 64;  // texts outlive their slots by so many steps
 
   Status start(Error& error);
+  Status check_copy(int32_t from, int32_t to, int32_t n, Error& error) const;
   static void* thread_main(void* argument);
   void loop();
   Slot* take();
@@ -73,6 +76,7 @@ class Engine {
   cpu::Tier tier_ = cpu::Tier::scalar;
   Pool pool_;
   KvStore kv_;
+  StateStore states_;
   Arena activations_, scratch_, tables_;
   StepChecker checker_;
   WalkPlace place_;

@@ -88,6 +88,7 @@ Status run_attention(StepContext& ctx, const strata_op& op);
 Status run_router(StepContext& ctx, const strata_op& op);
 Status run_experts(StepContext& ctx, const strata_op& op);
 Status run_combine(StepContext& ctx, const strata_op& op);
+Status run_conv(StepContext& ctx, const strata_op& op);
 
 int64_t mul_scratch(const ScratchQuery& query, const strata_op& op);
 int64_t linear_scratch(const ScratchQuery& query, const strata_op& op);
@@ -96,5 +97,6 @@ int64_t head_scratch(const ScratchQuery& query, const strata_op& op);
 int64_t attention_scratch(const ScratchQuery& query, const strata_op& op);
 int64_t router_scratch(const ScratchQuery& query, const strata_op& op);
 int64_t experts_scratch(const ScratchQuery& query, const strata_op& op);
+int64_t conv_scratch(const ScratchQuery& query, const strata_op& op);
 
 }  // namespace strata

@@ -30,6 +30,12 @@ const OpEntry kOps[] = {
 constexpr int32_t kLastKind = static_cast<int32_t>(sizeof kOps / sizeof kOps[0]) - 1;
 static_assert(kLastKind == STRATA_OP_TEMPERATURE, "one entry for every op kind");
 
+// The kinds with a state.
+const OpEntry kStateOps[] = {
+    {run_conv, conv_scratch},
+};
+constexpr int32_t kNStateOps = static_cast<int32_t>(sizeof kStateOps / sizeof kStateOps[0]);
+
 // Angles in double; the sine and cosine are multiplied by the magnitude in double and rounded to float32 once.
 void fill_rope_row(const StepContext& ctx, const strata_rope& rope, int32_t pos, float* row) {
   const int32_t half = rope.n_rot / 2;
@@ -47,7 +53,10 @@ void fill_rope_row(const StepContext& ctx, const strata_rope& rope, int32_t pos,
 
 }  // namespace
 
-const OpEntry* op_function(int32_t kind) { return kind >= STRATA_OP_EMBED && kind <= kLastKind ? &kOps[kind] : nullptr; }
+const OpEntry* op_function(int32_t kind) {
+  if (kind >= STRATA_OP_CONV) return kind < STRATA_OP_CONV + kNStateOps ? &kStateOps[kind - STRATA_OP_CONV] : nullptr;
+  return kind >= STRATA_OP_EMBED && kind <= kLastKind ? &kOps[kind] : nullptr;
+}
 
 // Layout: for each rotary table, n_batch rows of n_rot floats, cosines first.
 int64_t step_tables_bytes(const ScratchQuery& query) {

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "engine/ops.h"
 #include "engine/sampler.h"
+#include "engine/state.h"
 #include "engine/walk.h"
 
 namespace strata {
@@ -169,7 +170,9 @@ Status walk_step(StepContext& ctx, const WalkConfig& config, WalkPlace& place, i
   walk.prepare_outputs();
   if (config.poison) poison_fill(ctx.activations, ctx.plan().activations_bytes);
   STRATA_TRY(step_tables_fill(ctx));
+  STRATA_TRY(ctx.states.begin_step(ctx.step, ctx.error));
   for (int64_t i = 0; i < ctx.plan().ops.size(); ++i) STRATA_TRY(walk.run_op(i));
+  ctx.states.end_step(ctx.step);
   return walk.finish_outputs(sample_ns);
 }
 

@@ -15,6 +15,7 @@
 namespace strata {
 
 class KvStore;
+class StateStore;
 
 // What a step counted, for strata_completion. Written by the engine thread only: workers' sums are added after a region.
 struct StepCounters {
@@ -44,6 +45,7 @@ struct StepContext {
   const strata_step& step;
   Pool& pool;
   KvStore& kv;
+  StateStore& states;
   cpu::Tier tier;
   uint8_t* activations;              // 64-byte aligned
   uint8_t* scratch;                  // 64-byte aligned

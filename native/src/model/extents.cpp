@@ -79,6 +79,12 @@ void strided_extents(const Plan& plan, const strata_op& op, Extents& e) {
   }
 }
 
+void state_extents(const strata_op& op, Extents& e) {
+  const int32_t* i = op.i;
+  e.in(0, i[STRATA_CONV_I_WIDTH]);
+  e.result_heads(1, i[STRATA_CONV_I_WIDTH], 0, i[STRATA_CONV_I_OUT_OFFSET]);
+}
+
 }  // namespace
 
 int32_t op_extents(const Plan& plan, const strata_op& op, Extent* extents) {
@@ -110,6 +116,7 @@ int32_t op_extents(const Plan& plan, const strata_op& op, Extent* extents) {
       e.in_first(1, op.i[STRATA_MUL_I_N_VEC] > 0 ? op.i[STRATA_MUL_I_N_VEC] : op.i[STRATA_MUL_I_WIDTH]);
       e.result_first(op.i[STRATA_MUL_I_WIDTH]);
       break;
+    case STRATA_OP_CONV: state_extents(op, e); break;
     default:  // ADD, GATHER, CLAMP, TEMPERATURE: i[0] is the width of all operands
       e.in_first(0, op.i[0]);
       e.in_first(1, op.i[0]);

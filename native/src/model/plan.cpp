@@ -242,6 +242,13 @@ Status validate_kv_layers(const Plan& plan, Error& error) {
   return STRATA_OK;
 }
 
+Status validate_states(const Plan& plan, Error& error) {
+  for (int64_t i = 0; i < plan.states.size(); ++i) {
+    STRATA_TRY((Row{error, "states", i}.range("n_floats", plan.states[i].n_floats, 1, kMaxStateFloats)));
+  }
+  return STRATA_OK;
+}
+
 Status copy_tables(const strata_model_desc& desc, Plan& plan, Error& error) {
   STRATA_TRY(copy_paths(desc, plan, error));
   STRATA_TRY(copy_table(plan.tensors, desc.tensors, desc.n_tensors, "tensors", error));
@@ -251,6 +258,7 @@ Status copy_tables(const strata_model_desc& desc, Plan& plan, Error& error) {
   STRATA_TRY(copy_table(plan.freqs, desc.freqs, desc.n_freqs, "freqs", error));
   STRATA_TRY(copy_table(plan.kv_layers, desc.kv_layers, desc.n_kv_layers, "kv_layers", error));
   STRATA_TRY(copy_table(plan.expert_sets, desc.expert_sets, desc.n_expert_sets, "expert_sets", error));
+  STRATA_TRY(copy_table(plan.states, desc.states, desc.n_states, "states", error));
   return copy_table(plan.ops, desc.ops, desc.n_ops, "ops", error);
 }
 
@@ -287,6 +295,7 @@ Status plan_open(const strata_model_desc& desc, Plan& plan, Error& error) {
   STRATA_TRY(validate_buffers(plan, error));
   STRATA_TRY(validate_ropes(plan, error));
   STRATA_TRY(validate_kv_layers(plan, error));
+  STRATA_TRY(validate_states(plan, error));
   return validate_ops(plan, error);
 }
 

@@ -15,6 +15,7 @@ struct Plan {
   Array<strata_kv_layer> kv_layers;
   Array<strata_expert_set> expert_sets;
   Array<strata_op> ops;
+  Array<strata_state> states;
   Array<char> path_bytes;       // all paths, NUL-terminated
   Array<const char*> paths;
   int32_t n_layer = 0, n_vocab = 0, n_embd = 0;

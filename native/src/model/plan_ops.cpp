@@ -3,20 +3,10 @@
 
 #include <algorithm>
 
-#include "model/validate.h"
+#include "model/check_op.h"
 
 namespace strata {
 namespace {
-
-// What an op kind has. Bits of `needs` and `may` are operand positions; everything else has to be absent (-1, or 0 for
-// parameters).
-struct Kind {
-  const char* name;
-  uint32_t in_needs, in_may;
-  uint32_t out_needs, out_may;
-  uint32_t weight_needs, weight_may;
-  int32_t n_i, n_f;
-};
 
 const Kind kKinds[] = {
     {nullptr, 0, 0, 0, 0, 0, 0, 0, 0},
@@ -40,43 +30,6 @@ const Kind kKinds[] = {
 };
 constexpr int32_t kLastKind = static_cast<int32_t>(sizeof kKinds / sizeof kKinds[0]) - 1;
 static_assert(kLastKind == STRATA_OP_TEMPERATURE, "one row for every op kind");
-
-const char* const kInField[] = {"in[0]", "in[1]", "in[2]", "in[3]"};
-const char* const kOutField[] = {"out[0]", "out[1]", "out[2]", "out[3]"};
-const char* const kWeightField[] = {"weight[0]", "weight[1]", "weight[2]", "weight[3]", "weight[4]", "weight[5]",
-                                    "weight[6]", "weight[7]", "weight[8]", "weight[9]", "weight[10]", "weight[11]"};
-
-// One op under examination.
-struct Check {
-  const Plan& plan;
-  const strata_op& op;
-  Row row;  // complains as "ops (LINEAR)[17]"
-
-  const strata_tensor& tensor(int32_t k) const { return plan.tensors[op.weight[k]]; }
-  Status i_range(int32_t k, const char* name, int64_t low, int64_t high) const { return row.range(name, op.i[k], low, high); }
-
-  Status vector(int32_t k, int64_t n_cols) const {
-    if (op.weight[k] < 0) return STRATA_OK;
-    if (tensor(k).role != STRATA_ROLE_VECTOR) return row.bad(kWeightField[k], op.weight[k], "this tensor is no vector");
-    if (tensor(k).n_cols == n_cols) return STRATA_OK;
-    return row.error.fail(STRATA_E_ARGUMENT, "%s[%lld].%s is %d, a vector of %lld; one of %lld is needed", row.table,
-                          static_cast<long long>(row.index), kWeightField[k], op.weight[k],
-                          static_cast<long long>(tensor(k).n_cols), static_cast<long long>(n_cols));
-  }
-  Status matrix(int32_t k, int64_t n_mats) const {
-    if (tensor(k).role != STRATA_ROLE_MATRIX) return row.bad(kWeightField[k], op.weight[k], "this tensor is no matrix");
-    if (tensor(k).n_mats == n_mats) return STRATA_OK;
-    return row.error.fail(STRATA_E_ARGUMENT, "%s[%lld].%s is %d, %lld matrices; %lld needed", row.table,
-                          static_cast<long long>(row.index), kWeightField[k], op.weight[k],
-                          static_cast<long long>(tensor(k).n_mats), static_cast<long long>(n_mats));
-  }
-  Status in_place() const {
-    return row.equal("out[0]", op.out[0], op.in[0], "the op works in place, and in[0]");
-  }
-  Status tokens(const char* field, int32_t buffer) const {
-    return row.equal(field, plan.buffers[buffer].rows, STRATA_ROWS_TOKENS, "the op needs positions: the buffer's `rows` for TOKENS");
-  }
-};
 
 Status check_operands(const Plan& plan, const strata_op& op, const Kind& kind, const Row& row) {
   STRATA_TRY(row.range("layer", op.layer, -1, plan.n_layer - 1));
@@ -257,7 +210,6 @@ Status check_temperature(const Check& c) {
   return c.in_place();
 }
 
-using CheckFn = Status (*)(const Check& c);
 const CheckFn kChecks[] = {nullptr,       check_embed,   check_norm, check_linear, check_head_linear, check_rope,
                            check_copy,    check_attention, check_router, check_experts, check_combine, check_glu,
                            check_width,   check_gather,  check_head, check_mul,    check_clamp,       check_temperature};
@@ -299,6 +251,12 @@ bool buffers_meet(const Plan& plan, const strata_buffer& a, const strata_buffer&
   return apart < a.width || apart + b.width > stride;
 }
 
+// Null: no op has this number.
+const Kind* kind_of(int32_t kind) {
+  if (kind >= STRATA_OP_CONV) return state_kind(kind);
+  return kind >= STRATA_OP_EMBED && kind <= kLastKind ? &kKinds[kind] : nullptr;
+}
+
 // Which ops may write over what they read, element by element or vector by vector.
 bool works_in_place(int32_t kind) {
   switch (kind) {
@@ -330,6 +288,7 @@ struct Order {
   Array<int32_t> router;         // by buffer: the ROUTER op whose result it holds, plus one; 0: none
   Array<int32_t> kv_writer;      // by KV layer: the op that stores into it, plus one
   Array<int32_t> set_user;       // by expert set: the EXPERTS op, plus one
+  Array<int32_t> state_user;     // by state: the op that updates it, plus one
 };
 
 Status check_reads(const Plan& plan, const strata_op& op, const Order& order, const Row& row) {
@@ -357,6 +316,11 @@ Status check_selection(const Plan& plan, const strata_op& op, Order& order, int3
     int32_t& writer = order.kv_writer[op.i[STRATA_ATTENTION_I_KV_LAYER]];
     if (writer != 0) return row.bad("i[KV_LAYER]", op.i[STRATA_ATTENTION_I_KV_LAYER], "an earlier op stores into this layer");
     writer = index + 1;
+  }
+  if (op.kind >= STRATA_OP_CONV) {
+    int32_t& user = order.state_user[op.i[STRATA_CONV_I_STATE]];
+    if (user != 0) return row.bad("i[STATE]", op.i[STRATA_CONV_I_STATE], "an earlier op updates this state");
+    user = index + 1;
   }
   if (op.kind != STRATA_OP_EXPERTS && op.kind != STRATA_OP_COMBINE) return STRATA_OK;
   const int32_t router = order.router[op.in[1]] - 1;
@@ -387,11 +351,13 @@ void note_writes(const Plan& plan, const strata_op& op, Order& order, int32_t in
 Status validate_op(const Plan& plan, int32_t index, Order& order, Error& error) {
   const strata_op& op = plan.ops[index];
   char table[32];
-  if (op.kind < STRATA_OP_EMBED || op.kind > kLastKind) return Row{error, "ops", index}.range("kind", op.kind, STRATA_OP_EMBED, kLastKind);
-  snprintf(table, sizeof table, "%s ops", kKinds[op.kind].name);
+  const Kind* kind = kind_of(op.kind);
+  if (kind == nullptr) return Row{error, "ops", index}.range("kind", op.kind, STRATA_OP_EMBED, kLastKind);
+  snprintf(table, sizeof table, "%s ops", kind->name);
   const Row row{error, table, index};
-  STRATA_TRY(check_operands(plan, op, kKinds[op.kind], row));
-  STRATA_TRY(kChecks[op.kind](Check{plan, op, row}));
+  STRATA_TRY(check_operands(plan, op, *kind, row));
+  const Check check{plan, op, row};
+  STRATA_TRY(op.kind >= STRATA_OP_CONV ? check_state_op(check) : kChecks[op.kind](check));
   STRATA_TRY(check_extents(plan, op, row));
   STRATA_TRY(check_reads(plan, op, order, row));
   STRATA_TRY(check_selection(plan, op, order, index, row));
@@ -401,12 +367,13 @@ Status validate_op(const Plan& plan, int32_t index, Order& order, Error& error) 
 
 }  // namespace
 
-const char* op_name(int32_t kind) { return kind >= STRATA_OP_EMBED && kind <= kLastKind ? kKinds[kind].name : "?"; }
+const char* op_name(int32_t kind) { return kind_of(kind) != nullptr ? kind_of(kind)->name : "?"; }
 
 Status validate_ops(const Plan& plan, Error& error) {
   Order order;
   if (!order.written.resize(plan.buffers.size()) || !order.router.resize(plan.buffers.size()) ||
-      !order.kv_writer.resize(plan.kv_layers.size()) || !order.set_user.resize(plan.expert_sets.size())) {
+      !order.kv_writer.resize(plan.kv_layers.size()) || !order.set_user.resize(plan.expert_sets.size()) ||
+      !order.state_user.resize(plan.states.size())) {
     return error.fail(STRATA_E_MEMORY, "no memory to check the ops");
   }
   if (plan.buffers.size() > 0 && plan.ops.size() > (int64_t{1} << 30) / plan.buffers.size()) {

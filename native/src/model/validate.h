@@ -39,6 +39,7 @@ constexpr int64_t kMaxMats = int64_t{1} << 16;
 constexpr int64_t kMaxTableRows = int64_t{1} << 22;
 constexpr int64_t kMaxBatch = int64_t{1} << 20;
 constexpr int64_t kMaxHeads = int64_t{1} << 16;
+constexpr int64_t kMaxStateFloats = int64_t{1} << 34;
 
 inline bool add_overflows(int64_t a, int64_t b, int64_t* sum) { return __builtin_add_overflow(a, b, sum); }
 inline bool mul_overflows(int64_t a, int64_t b, int64_t* product) { return __builtin_mul_overflow(a, b, product); }

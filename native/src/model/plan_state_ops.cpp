@@ -1,0 +1,50 @@
+// Checks of the ops that keep a state of each sequence: which operands they have, and shapes of weights and states.
+#include "model/check_op.h"
+
+namespace strata {
+namespace {
+
+const Kind kStateKinds[] = {
+    {"CONV", 1, 0, 1, 0, 1, 2, 5, 0},
+};
+constexpr int32_t kNKinds = static_cast<int32_t>(sizeof kStateKinds / sizeof kStateKinds[0]);
+static_assert(kNKinds == STRATA_OP_CONV - STRATA_OP_CONV + 1, "one row for every kind with a state");
+
+constexpr int64_t kMaxTaps = 64;
+
+// The state that the op names exists and has n_floats.
+Status check_state(const Check& c, int64_t n_floats) {
+  STRATA_TRY(c.i_range(STRATA_CONV_I_STATE, "i[STATE]", 0, c.plan.states.size() - 1));
+  STRATA_TRY(
+      c.row.equal("i[STATE]'s n_floats", c.plan.states[c.op.i[STRATA_CONV_I_STATE]].n_floats, n_floats, "the op's state"));
+  return c.tokens("in[0]", c.op.in[0]);
+}
+
+Status check_conv(const Check& c) {
+  STRATA_TRY(c.i_range(STRATA_CONV_I_WIDTH, "i[WIDTH]", 1, kMaxCols));
+  STRATA_TRY(c.i_range(STRATA_CONV_I_TAPS, "i[TAPS]", 2, kMaxTaps));
+  STRATA_TRY(c.i_range(STRATA_CONV_I_ACT, "i[ACT]", STRATA_ACT_NONE, STRATA_ACT_SILU));
+  if (c.op.i[STRATA_CONV_I_ACT] == STRATA_ACT_SIGMOID)
+    return c.row.bad("i[ACT]", STRATA_ACT_SIGMOID, "accepted: NONE, SILU");
+  STRATA_TRY(c.i_range(STRATA_CONV_I_OUT_OFFSET, "i[OUT_OFFSET]", 0, kMaxCols));
+  const int64_t width = c.op.i[STRATA_CONV_I_WIDTH], taps = c.op.i[STRATA_CONV_I_TAPS];
+  STRATA_TRY(check_state(c, (taps - 1) * width));
+  STRATA_TRY(c.vector(0, taps * width));
+  return c.vector(1, width);
+}
+
+}  // namespace
+
+const Kind* state_kind(int32_t kind) {
+  const int32_t k = kind - STRATA_OP_CONV;
+  return k >= 0 && k < kNKinds ? &kStateKinds[k] : nullptr;
+}
+
+Status check_state_op(const Check& c) {
+  switch (c.op.kind) {
+    default:
+      return check_conv(c);
+  }
+}
+
+}  // namespace strata

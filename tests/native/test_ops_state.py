@@ -1,0 +1,148 @@
+"""Ops with a state through the public ABI: values against numpy float64, and the same bits over tiers, threads, chunks,
+neighbours; what becomes of states when steps fail, sequences start anew, and slots are copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import ref_ops as ref
+import ref_state
+from plan_kit import Plan, Rows, same_everywhere
+
+N = 19
+
+
+def table(width: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal((N, width)).astype(np.float32)
+
+
+def rows_of(plan: Plan, width: int) -> Any:
+    """Run all tokens in every way; [N, width]."""
+    return same_everywhere(plan, list(range(N)))[:, :width].astype(np.float64)
+
+
+def conv_plan(plan: Plan, width: int, taps: int, bias: bool = False, **params: Any) -> tuple[Any, Any, Any]:
+    """Inputs, CONV, result; the table, the weight [width, taps] and the bias."""
+    x, weight, offset = table(width), table(width * taps, 1)[0].reshape(width, taps), table(width, 2)[0]
+    inputs = plan.inputs(x, width + 8, pad=3)
+    out = plan.buffer(width + params.get("out_offset", 0))
+    if params.get("out_offset"):
+        plan.op("ADD", [inputs], [out], width=width, a=0.0)
+    weights = [plan.vector(weight.ravel()), plan.vector(offset)] if bias else [plan.vector(weight.ravel())]
+    state = plan.state((taps - 1) * width)
+    plan.op("CONV", [inputs], [out], weights, state=state, width=width, taps=taps, **params)
+    plan.result(out)
+    return x.astype(np.float64), weight.astype(np.float64), offset.astype(np.float64)
+
+
+@pytest.mark.parametrize("taps", [2, 4])
+@pytest.mark.parametrize("act", [0, 2])
+def test_conv(abi: Any, abi_ffi: Any, taps: int, act: int) -> None:
+    """More channels than a task has; with bias where there is an activation."""
+    plan = Plan(abi_ffi, abi)
+    x, weight, bias = conv_plan(plan, 300, taps, bias=act == 2, act=act)
+    want = ref_state.conv(x, weight, bias if act == 2 else None)
+    want = want * ref.sigmoid(want) if act == 2 else want
+    np.testing.assert_allclose(rows_of(plan, 300), want, rtol=3e-6, atol=3e-6)
+
+
+def test_conv_writes_where_it_is_told(abi: Any, abi_ffi: Any) -> None:
+    plan = Plan(abi_ffi, abi)
+    x, weight, _ = conv_plan(plan, 20, 3, out_offset=8)
+    got = rows_of(plan, 28)
+    np.testing.assert_allclose(got[:, 8:], ref_state.conv(x, weight), rtol=3e-6, atol=3e-6)
+
+
+def test_conv_adds_products_in_order_each_rounded(abi: Any, abi_ffi: Any) -> None:
+    """Taps 1, 2^-24 and -1 on ones: (1 + 2^-24) rounds to 1, then 1 - 1 = 0; any other order or an fma gives 2^-24."""
+    plan = Plan(abi_ffi, abi)
+    inputs, out = plan.inputs(np.ones((N, 1), np.float32), 4), plan.buffer(1)
+    weight = plan.vector(np.array([1.0, 2.0**-24, -1.0], np.float32))
+    plan.op("CONV", [inputs], [out], [weight], state=plan.state(2), width=1, taps=3)
+    plan.result(out)
+    got = rows_of(plan, 1)[:, 0]
+    assert got[:2].tolist() == [-1.0, 2.0**-24 - 1.0]
+    assert not got[2:].any()
+
+
+def test_states_follow_their_sequence_or_are_refused(abi: Any, abi_ffi: Any) -> None:
+    plan = Plan(abi_ffi, abi)
+    conv_plan(plan, 4, 3)
+    tokens = list(range(N))
+    with plan.model() as model, plan.engine(model) as engine:
+        whole = engine.step(Rows(tokens))
+        with pytest.raises(
+            RuntimeError, match=r"-7: .*pos\[0\] is 5, but the states of slot 0 have reached position 19"
+        ):
+            engine.step(Rows(tokens[5:], 5))
+        first = engine.step(Rows(tokens[:5]))  # position 0 starts anew
+        plan.check(abi.strata_engine_state_copy(engine.handle, 0, 3))
+        rest = engine.step(Rows(tokens[5:], 5))
+        copied = engine.step(Rows(tokens[5:], 5, (3, 2, 1, 0)))
+        assert np.concatenate([first, rest]).tobytes() == whole.tobytes()
+        assert copied.tobytes() == rest.tobytes()
+        with pytest.raises(RuntimeError, match="slot 9 have reached position -1"):
+            engine.step(Rows(tokens[5:], 5, (9, 1, 2, 3)))
+
+
+def test_a_failed_step_leaves_no_state_behind(abi: Any, abi_ffi: Any) -> None:
+    """NaN in poison mode ends a step behind the CONV: its slot serves position 0 only."""
+    plan = Plan(abi_ffi, abi)
+    x = np.ones((N, 4), np.float32)
+    x[7] = np.nan
+    inputs, out = plan.inputs(x, 8), plan.buffer(4)
+    plan.op("CONV", [inputs], [out], [plan.vector(np.ones(8))], state=plan.state(4), width=4, taps=2)
+    plan.result(out)
+    with plan.model() as model, plan.engine(model) as engine:
+        engine.step(Rows([0, 1, 2]))
+        with pytest.raises(RuntimeError, match="NaN"):
+            engine.step(Rows([7], 3))
+        with pytest.raises(RuntimeError, match="have reached position -1"):
+            engine.step(Rows([4], 4))
+        assert np.isfinite(engine.step(Rows([0, 1]))).all()
+
+
+def test_slots_are_checked(abi: Any, abi_ffi: Any) -> None:
+    plan = Plan(abi_ffi, abi)
+    conv_plan(plan, 4, 3)
+    with plan.model() as model, plan.engine(model, n_state_slots=2) as engine:
+        with pytest.raises(RuntimeError, match=r"state_slot\[0\] is 4; accepted: 0 to 1"):
+            engine.step(Rows([1], 0, (4,)))
+        plan.check(abi.strata_engine_state_copy(engine.handle, 1, 0))
+        with pytest.raises(RuntimeError, match="to is 2; accepted: 0 to 1"):
+            plan.check(abi.strata_engine_state_copy(engine.handle, 0, 2))
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"state": 1}, r"i\[STATE\] is 1; accepted: 0 to 0"),
+    ({"taps": 4}, "n_floats is 8, but the op's state is 12"),
+    ({"taps": 1}, r"i\[TAPS\] is 1"),
+    ({"act": 1}, r"i\[ACT\] is 1; accepted: NONE, SILU"),
+    ({"out_offset": 3}, r"out\[0\] is buffer"),
+]
+
+
+@pytest.mark.parametrize(("params", "message"), REFUSED)
+def test_conv_is_validated(abi: Any, abi_ffi: Any, params: dict[str, Any], message: str) -> None:
+    plan = Plan(abi_ffi, abi)
+    inputs, out = plan.inputs(table(4), 8), plan.buffer(4)
+    numbers = {"state": 0, "width": 4, "taps": 3} | params
+    plan.state(8)
+    plan.op("CONV", [inputs], [out], [plan.vector(np.ones(4 * 3))], **numbers)
+    plan.result(out)
+    with pytest.raises(RuntimeError, match=message), plan.model():
+        pass
+
+
+def test_two_ops_cannot_share_a_state(abi: Any, abi_ffi: Any) -> None:
+    plan = Plan(abi_ffi, abi)
+    inputs, out = plan.inputs(table(4), 8), plan.buffer(4)
+    plan.state(4)
+    weight = plan.vector(np.ones(8))
+    for _ in range(2):
+        plan.op("CONV", [inputs], [out], [weight], state=0, width=4, taps=2)
+    plan.result(out)
+    with pytest.raises(RuntimeError, match="an earlier op updates this state"), plan.model():
+        pass
