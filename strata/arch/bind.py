@@ -6,12 +6,14 @@ Nothing here reads tensor data. `inspect_binding` collects what `bind` would rai
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import msgspec
 
 from strata.arch.bind_attention import AttentionBinder, bind_norm
 from strata.arch.bind_ffn import FfnBinder
 from strata.arch.bind_keys import Keys
+from strata.arch.bind_mixer import MixerBinder
 from strata.arch.bind_tensors import Claims
 from strata.arch.bound import BoundArch, BoundLayer, BoundNorm, ModelFile
 from strata.arch.spec import Arch, Dim, Key
@@ -32,6 +34,16 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...]
     wrong: tuple[str, ...]
     unexpected: tuple[str, ...]
+
+
+class Binders(NamedTuple):
+    """What binds the parts of one file's layers. mixer None: no layer is recurrent."""
+
+    keys: Keys
+    claims: Claims
+    attention: AttentionBinder
+    mixer: MixerBinder | None
+    ffn: FfnBinder
 
 
 def bind(arch: Arch, file: ModelFile) -> BoundArch:
@@ -56,7 +68,8 @@ def inspect_binding(arch: Arch, file: ModelFile) -> Binding:
     _read_dims(keys, arch)
     ffn = FfnBinder(keys, claims, arch)
     attention = AttentionBinder(keys, claims, arch.attention, arch.norm)
-    layers = tuple(_layer(arch, keys, claims, attention, ffn, i) for i in range(keys.dims["n_layer"]))
+    mixer = None if arch.recurrent is None else MixerBinder(keys, claims, arch.recurrent)
+    layers = tuple(_layer(arch, Binders(keys, claims, attention, mixer, ffn), i) for i in range(keys.dims["n_layer"]))
     bound = _whole(arch, keys, claims, layers, file)
     return Binding(
         bound=bound,
@@ -79,8 +92,7 @@ def _read_dims(keys: Keys, arch: Arch) -> None:
     dims["n_ctx"] = keys.integer(Key("context_length"), minimum=1)
     dims["n_embd"] = keys.integer(Key("embedding_length"), minimum=1, maximum=MAX_WIDTH)
     dims["n_vocab"] = keys.n_vocab()
-    dims["n_head"] = keys.integer(Key("attention.head_count"), minimum=1, maximum=MAX_WIDTH)
-    dims["n_head_kv"] = keys.integer(Key("attention.head_count_kv", Dim("n_head")), minimum=1, maximum=dims["n_head"])
+    _read_heads(keys, arch)
     head_k = Key("attention.key_length", Dim("n_embd", over="n_head"), unset=(0,))
     dims["head_k"] = keys.integer(head_k, minimum=1, maximum=MAX_WIDTH)
     dims["n_ff"] = keys.per_layer_int(Key("feed_forward_length", 0))[0]
@@ -88,9 +100,27 @@ def _read_dims(keys: Keys, arch: Arch) -> None:
         raise keys.error("attention.causal", False, "true")
 
 
-def _layer(
-    arch: Arch, keys: Keys, claims: Claims, attention: AttentionBinder, ffn: FfnBinder, index: int
-) -> BoundLayer:
+def _read_heads(keys: Keys, arch: Arch) -> None:
+    """Head counts of each block; the dimensions are those of the first block that has heads.
+
+    Layers of a hybrid may have none, or another number.
+    """
+    dims, key, key_kv = keys.dims, Key("attention.head_count"), Key("attention.head_count_kv", Dim("n_head"))
+    if arch.recurrent is None:
+        dims["n_head"] = keys.integer(key, minimum=1, maximum=MAX_WIDTH)
+        dims["n_head_kv"] = keys.integer(key_kv, minimum=1, maximum=dims["n_head"])
+        keys.heads = [(dims["n_head"], dims["n_head_kv"])] * dims["n_block"]
+        return
+    counts = keys.per_layer_int(key, maximum=MAX_WIDTH)
+    dims["n_head"] = next((n for n in counts if n > 0), 0)
+    if dims["n_head"] == 0:
+        raise keys.error(key.name, counts, f"1 to {MAX_WIDTH} in one layer at least")
+    keys.heads = list(zip(counts, keys.per_layer_int(key_kv, maximum=dims["n_head"]), strict=True))
+    dims["n_head_kv"] = next((n for _, n in keys.heads if n > 0), dims["n_head"])
+
+
+def _layer(arch: Arch, binders: Binders, index: int) -> BoundLayer:
+    keys, claims, attention, mixer, ffn = binders
     block, lead = arch.block, f"blk.{index}."
 
     def norm(stem: str | None) -> BoundNorm | None:
@@ -99,7 +129,7 @@ def _layer(
     return BoundLayer(
         index=index,
         attention_norm=bind_norm(keys, claims, arch.norm, lead + block.attention_norm, keys.dims["n_embd"]),
-        attention=attention.layer(index),
+        attention=mixer.layer(index) if mixer is not None and mixer.has_layer(index) else attention.layer(index),
         ffn=ffn.layer(index),
         ffn_norm=norm(block.ffn_norm),
         post_attention_norm=norm(block.post_attention_norm),
@@ -112,7 +142,7 @@ def _whole(arch: Arch, keys: Keys, claims: Claims, layers: tuple[BoundLayer, ...
     tied = arch.head.tied and not claims.has("output.weight")
     head = claims.linear("token_embd" if tied else "output", n_embd, n_vocab)
     embedding = claims.matrix("token_embd.weight", n_embd, n_vocab)
-    output_norm = bind_norm(keys, claims, arch.norm, "output_norm", n_embd)
+    output_norm = bind_norm(keys, claims, arch.norm, arch.head.norm, n_embd)
     head_scale = keys.real(arch.head.scale) if arch.head.scale is not None else 1.0
     softcap = keys.real(arch.head.softcap, minimum=0.0) if arch.head.softcap is not None else 0.0
     embedding_scale = 1.0

@@ -53,9 +53,9 @@ class AttentionBinder:
         return self._gqa(spec, index) if isinstance(spec, Gqa) else self._mla(spec, f"blk.{index}.")
 
     def _check_heads(self) -> None:
-        n_head, n_head_kv = self._keys.dims["n_head"], self._keys.dims["n_head_kv"]
-        if n_head % n_head_kv != 0:
-            raise self._keys.error("attention.head_count_kv", n_head_kv, f"a divisor of head_count ({n_head})")
+        for n_head, n_head_kv in self._keys.heads:
+            if n_head_kv > 0 and (n_head == 0 or n_head % n_head_kv != 0):
+                raise self._keys.error("attention.head_count_kv", n_head_kv, f"a divisor of head_count ({n_head})")
 
     def _windows(self, spec: Gqa) -> tuple[int, list[bool]]:
         if spec.window is None:
@@ -65,13 +65,15 @@ class AttentionBinder:
 
     def _gqa(self, spec: Gqa, index: int) -> BoundGqa:
         keys, claims, lead = self._keys, self._claims, f"blk.{index}."
-        n_head, n_head_kv, n_embd = keys.dims["n_head"], keys.dims["n_head_kv"], keys.dims["n_embd"]
-        q, k, v = self._qkv(spec, lead)
+        n_embd, (n_head, n_head_kv) = keys.dims["n_embd"], keys.heads[index]
+        if n_head_kv == 0:
+            raise keys.error("attention.head_count_kv", n_head_kv, f"at least 1 in layer {index}, which has attention")
+        q, k, v = self._qkv(spec, lead, (n_head, n_head_kv))
         windowed = self._windowed[index]
         q_norm = k_norm = None
         over = spec.qk_norm.over if spec.qk_norm is not None else "head"
         if spec.qk_norm is not None:
-            q_norm, k_norm = self._qk_norms(spec, lead)
+            q_norm, k_norm = self._qk_norms(spec, lead, (n_head, n_head_kv))
         return BoundGqa(
             n_head=n_head,
             n_head_kv=n_head_kv,
@@ -92,12 +94,12 @@ class AttentionBinder:
             softcap=keys.real(spec.softcap, minimum=0.0) if spec.softcap is not None else 0.0,
         )
 
-    def _qk_norms(self, spec: Gqa, lead: str) -> tuple[BoundNorm | None, BoundNorm | None]:
+    def _qk_norms(self, spec: Gqa, lead: str, heads: tuple[int, int]) -> tuple[BoundNorm | None, BoundNorm | None]:
         assert spec.qk_norm is not None
-        dims, whole = self._keys.dims, spec.qk_norm.over == "row"
+        whole = spec.qk_norm.over == "row"
         norm = Norm(kind="rms", eps=self._norm.eps)
         found: list[BoundNorm | None] = []
-        for stem, count in (("attn_q_norm", dims["n_head"]), ("attn_k_norm", dims["n_head_kv"])):
+        for stem, count in zip(("attn_q_norm", "attn_k_norm"), heads, strict=True):
             if spec.qk_norm.presence == "if-present" and not self._claims.has(f"{lead}{stem}.weight"):
                 found.append(None)
                 continue
@@ -105,14 +107,9 @@ class AttentionBinder:
             found.append(bind_norm(self._keys, self._claims, norm, f"{lead}{stem}", width))
         return found[0], found[1]
 
-    def _qkv(self, spec: Gqa, lead: str) -> tuple[BoundLinear, BoundLinear, BoundLinear]:
-        claims, dims = self._claims, self._keys.dims
-        n_embd = dims["n_embd"]
-        counts = {
-            "q": dims["n_head"] * self._head_k,
-            "k": dims["n_head_kv"] * self._head_k,
-            "v": dims["n_head_kv"] * self._head_v,
-        }
+    def _qkv(self, spec: Gqa, lead: str, heads: tuple[int, int]) -> tuple[BoundLinear, BoundLinear, BoundLinear]:
+        claims, n_embd = self._claims, self._keys.dims["n_embd"]
+        counts = {"q": heads[0] * self._head_k, "k": heads[1] * self._head_k, "v": heads[1] * self._head_v}
         if spec.qkv == "split" or (spec.qkv == "either" and not claims.has(f"{lead}attn_qkv.weight")):
             found = [claims.linear(f"{lead}attn_{x}", n_embd, n, spec.qkv_bias) for x, n in counts.items()]
             return found[0], found[1], found[2]

@@ -29,6 +29,7 @@ class Keys:
     def __init__(self, file: ModelFile, prefix: str) -> None:
         self.file_name = str(file.paths[0]) if file.paths else "(no file)"
         self.dims: dict[str, int] = {}
+        self.heads: list[tuple[int, int]] = []  # by block: n_head, n_head_kv
         self._metadata: Mapping[str, Any] = file.metadata
         self._kinds: Mapping[str, str] = file.kinds
         self._prefix = prefix
@@ -101,6 +102,17 @@ class Keys:
             return value
         shown = (f"{number} ({name})" for number, name in names.items()) if stored_by_number else names
         raise self.error(key.name, value, ", ".join(shown))
+
+    def recurrent_flags(self, default: int) -> list[bool]:
+        """One flag a block: attention.recurrent_layers, else all but each m-th, m = full_attention_interval."""
+        name, n_block, n_layer = "attention.recurrent_layers", self.dims["n_block"], self.dims["n_layer"]
+        value = self.raw(name, PATTERNS)
+        if value is None:
+            period = self.integer(Key("full_attention_interval", default), minimum=1)
+            return [i < n_layer and (i + 1) % period != 0 for i in range(n_block)]
+        items = cast("list[Any]", value) if isinstance(value, list) else [value] * n_block
+        self._check_length(Key(name), items)
+        return [bool(item) for item in items]
 
     def window_flags(self, key: Key, form: str) -> list[bool]:
         """One flag a block from an array (booleans or numbers) or from a period."""

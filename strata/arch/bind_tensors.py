@@ -5,7 +5,10 @@ Problems are collected, not raised one by one, so that `strata inspect` can show
 
 from __future__ import annotations
 
+import math
 from fnmatch import fnmatchcase
+
+import msgspec
 
 from strata.arch.bound import BoundLinear, BoundTensor, ModelFile, Part, TensorEntry
 from strata.gguf.quants import GgmlType, row_bytes, type_info, type_name
@@ -21,6 +24,10 @@ SCALED_STEMS = (
     "attn_qkv",
     "attn_output",
     "attn_gate",
+    "ssm_in",
+    "ssm_out",
+    "ssm_alpha",
+    "ssm_beta",
     "ffn_gate",
     "ffn_up",
     "ffn_down",
@@ -72,6 +79,22 @@ class Claims:
     def vector(self, name: str, length: int) -> BoundTensor:
         """A required vector."""
         return self._claim(name, (length, 1, 1, 1), "vector")
+
+    def flat(self, name: str, ne: tuple[int, ...]) -> BoundTensor:
+        """A required small tensor of this shape as one vector, in the file's order."""
+        whole = self._claim(name, _padded(ne), "vector")  # pyright: ignore[reportArgumentType]
+        return msgspec.structs.replace(whole, n_cols=math.prod(ne))
+
+    def split(self, stem: str, n_in: int, counts: tuple[int, ...]) -> list[BoundLinear]:
+        """The parts of a required projection whose rows are several results one after the other; no bias."""
+        scale = self.scale(stem) if self.has(f"{stem}.weight") else None
+        made: list[BoundLinear] = []
+        start = 0
+        for n in counts:
+            rows = self.rows(f"{stem}.weight", n_in, range(start, start + n), sum(counts))
+            made.append(BoundLinear(weight=rows, scale=scale))
+            start += n
+        return made
 
     def vector_rows(self, name: str, rows: range, length: int) -> BoundTensor:
         """Some entries of a required vector of `length` entries."""

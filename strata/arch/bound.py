@@ -11,7 +11,29 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from strata.arch.bound_base import Bound, BoundLinear, BoundNorm, BoundTensor, Part
+from strata.arch.bound_mixer import BoundMixer
 from strata.arch.spec import Act
+
+__all__ = [
+    "Bound",
+    "BoundArch",
+    "BoundExperts",
+    "BoundFfn",
+    "BoundGqa",
+    "BoundLayer",
+    "BoundLinear",
+    "BoundMixer",
+    "BoundMla",
+    "BoundMoe",
+    "BoundNorm",
+    "BoundRope",
+    "BoundRouter",
+    "BoundTensor",
+    "ModelFile",
+    "Part",
+    "TensorEntry",
+]
 
 
 class TensorEntry(Protocol):
@@ -40,55 +62,6 @@ class ModelFile(Protocol):
     def kinds(self) -> Mapping[str, str]: ...
     @property
     def tensors(self) -> Mapping[str, TensorEntry]: ...
-
-
-class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the bound structs."""
-
-
-class Part(Bound, frozen=True, kw_only=True):
-    """Where one expert's matrix begins when the file holds one tensor per expert."""
-
-    name: str
-    shard: int
-    file_offset: int
-
-
-class BoundTensor(Bound, frozen=True, kw_only=True):
-    """A tensor that the model uses, or a row range of one (fused projections).
-
-    `name` is the file's; rows row_first .. row_first + n_rows of each matrix are meant. `parts` is empty unless every
-    expert has a file tensor of its own; `name` then is the first one's.
-    """
-
-    name: str
-    role: Literal["matrix", "vector", "expert-matrix", "expert-vector"]
-    type: int
-    n_cols: int
-    n_rows: int
-    n_mats: int
-    shard: int
-    file_offset: int
-    file_stride_bytes: int
-    row_first: int = 0
-    parts: tuple[Part, ...] = ()
-
-
-class BoundNorm(Bound, frozen=True, kw_only=True):
-    """eps inside the root; gain and bias of the normed vector's width."""
-
-    kind: Literal["rms", "layer"]
-    eps: float
-    gain: BoundTensor
-    bias: BoundTensor | None = None
-
-
-class BoundLinear(Bound, frozen=True, kw_only=True):
-    """y = (W x) * scale + bias."""
-
-    weight: BoundTensor
-    bias: BoundTensor | None = None
-    scale: BoundTensor | None = None
 
 
 class BoundRope(Bound, frozen=True, kw_only=True):
@@ -213,11 +186,14 @@ class BoundMoe(Bound, frozen=True, kw_only=True, tag="moe"):
 
 
 class BoundLayer(Bound, frozen=True, kw_only=True):
-    """One block. ffn_norm None: the FFN reads the attention's normed input (parallel residual)."""
+    """One block; a recurrent layer has its mixer as `attention`.
+
+    ffn_norm None: the FFN reads the attention's normed input (parallel residual).
+    """
 
     index: int
     attention_norm: BoundNorm
-    attention: BoundGqa | BoundMla
+    attention: BoundGqa | BoundMla | BoundMixer
     ffn: BoundFfn | BoundMoe
     ffn_norm: BoundNorm | None = None
     post_attention_norm: BoundNorm | None = None
@@ -247,5 +223,5 @@ class BoundArch(Bound, frozen=True, kw_only=True):
     head_scale: float = 1.0
     softcap: float = 0.0
     parallel_residual: bool = False
-    ignored: dict[str, str] = {}
+    ignored: dict[str, str] = msgspec.field(default_factory=dict)
     unread_keys: tuple[str, ...] = ()

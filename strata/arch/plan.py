@@ -5,11 +5,13 @@ A plan depends on the sizes given to `plan` and on nothing else; equal inputs gi
 
 from __future__ import annotations
 
-from strata.arch.bound import BoundArch, BoundLayer
-from strata.arch.plan_attention import emit_attention, emit_norm
+from strata.arch.bound import BoundArch, BoundGqa, BoundLayer, BoundMla
+from strata.arch.plan_attention import emit_attention
 from strata.arch.plan_builder import PlanBuilder
 from strata.arch.plan_ffn import emit_ffn
+from strata.arch.plan_linear import emit_norm
 from strata.arch.plan_memory import Value
+from strata.arch.plan_mixer import emit_mixer
 from strata.arch.plan_tables import ModelPlan, Rows
 
 __all__ = ["plan"]
@@ -44,7 +46,9 @@ def plan(bound: BoundArch, *, n_batch: int, n_outputs_max: int, n_ctx: int | Non
 def _emit_layer(builder: PlanBuilder, x: Value, layer: BoundLayer) -> None:
     """One block; x, the residual stream, is updated in place."""
     normed = emit_norm(builder, x, layer.attention_norm)
-    a = emit_attention(builder, normed, layer.attention)
+    mixer = layer.attention
+    is_attention = isinstance(mixer, BoundGqa | BoundMla)
+    a = emit_attention(builder, normed, mixer) if is_attention else emit_mixer(builder, normed, mixer)
     if layer.post_attention_norm is not None:
         emit_norm(builder, a, layer.post_attention_norm, out=a)
     _add(builder, x, a)

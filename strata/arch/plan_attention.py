@@ -2,51 +2,13 @@
 
 from __future__ import annotations
 
-from strata.arch.bound import BoundGqa, BoundLinear, BoundMla, BoundNorm
-from strata.arch.plan_builder import N_LINEAR, PlanBuilder
+from strata.arch.bound import BoundGqa, BoundMla
+from strata.arch.plan_builder import PlanBuilder
+from strata.arch.plan_linear import emit_linears, emit_norm, emit_norm_heads
 from strata.arch.plan_memory import Value
-from strata.arch.plan_tables import NormKind, WindowKind
+from strata.arch.plan_tables import WindowKind
 
-__all__ = ["emit_attention", "emit_linears", "emit_norm"]
-
-NORM_KINDS = {"rms": NormKind.RMS, "layer": NormKind.LAYER}
-
-
-def emit_linears(plan: PlanBuilder, x: Value, linears: list[BoundLinear]) -> list[Value]:
-    """Up to four projections of one input in one op, which rounds its activations once."""
-    assert 1 <= len(linears) <= N_LINEAR
-    outs = [plan.value(linear.weight.n_rows, x.rows) for linear in linears]
-    pad = [None] * (N_LINEAR - len(linears))
-    weights = [linear.weight for linear in linears] + pad
-    biases = [linear.bias for linear in linears] + pad
-    scales = [linear.scale for linear in linears] + pad
-    plan.op("linear", [x], outs, [*weights, *biases, *scales], n=len(linears))
-    return outs
-
-
-def emit_norm(plan: PlanBuilder, x: Value, norm: BoundNorm, out: Value | None = None) -> Value:
-    """Norm of the whole row."""
-    out = plan.value(x.width, x.rows) if out is None else out
-    _norm_heads(plan, x, out, norm, n_vec=1, width=x.width)
-    return out
-
-
-def _norm_heads(plan: PlanBuilder, x: Value, out: Value, norm: BoundNorm, n_vec: int, width: int) -> None:
-    """Norm of n_vec vectors of `width`, one after the other from the row's start."""
-    kind = int(NORM_KINDS[norm.kind])
-    stride = width if n_vec > 1 else 0
-    plan.op(
-        "norm",
-        [x],
-        [out],
-        [norm.gain, norm.bias],
-        kind=kind,
-        n_vec=n_vec,
-        width=width,
-        in_stride=stride,
-        out_stride=stride,
-        eps=norm.eps,
-    )
+__all__ = ["emit_attention"]
 
 
 def emit_attention(plan: PlanBuilder, x: Value, attention: BoundGqa | BoundMla) -> Value:
@@ -63,7 +25,7 @@ def _gqa(plan: PlanBuilder, x: Value, a: BoundGqa) -> Value:
     for value, norm, n_head in ((q, a.q_norm, a.n_head), (k, a.k_norm, a.n_head_kv)):
         if norm is not None:
             n_vec = n_head if a.qk_norm_over == "head" else 1
-            _norm_heads(plan, value, value, norm, n_vec, value.width // n_vec)
+            emit_norm_heads(plan, value, value, norm, n_vec, value.width // n_vec)
     table = plan.rope(a.rope)
     plan.op("rope", [q], [q], table=table, n_head=a.n_head, stride=a.head_k)
     plan.op("rope", [k], [k], table=table, n_head=a.n_head_kv, stride=a.head_k)
@@ -94,7 +56,7 @@ def _mla(plan: PlanBuilder, x: Value, a: BoundMla) -> Value:
         q, row = emit_linears(plan, x, [a.q, a.kv_a])
     table = plan.rope(a.rope)
     # in place: the row's first kv_rank floats become the normed latent, the rest the rotated key part
-    _norm_heads(plan, row, row, a.kv_a_norm, n_vec=1, width=a.kv_rank)
+    emit_norm_heads(plan, row, row, a.kv_a_norm, n_vec=1, width=a.kv_rank)
     plan.op("rope", [row], [row], table=table, n_head=1, stride=a.n_rot, offset=a.kv_rank)
     plan.op("rope", [q], [q], table=table, n_head=a.n_head, stride=a.k_mla, offset=a.k_mla - a.n_rot)
     return _mla_absorbed(plan, q, row, a) if a.kv_b is None else _mla_unfactored(plan, q, row, a)

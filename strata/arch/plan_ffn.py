@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from strata.arch.bound import BoundExperts, BoundFfn, BoundMoe, BoundRouter
-from strata.arch.plan_attention import emit_linears
 from strata.arch.plan_builder import PlanBuilder
+from strata.arch.plan_linear import emit_linears
 from strata.arch.plan_memory import Value
 from strata.arch.plan_tables import Glu, Scores
 

@@ -11,6 +11,7 @@ from enum import IntEnum
 import msgspec
 
 __all__ = [
+    "Act",
     "ExpertSet",
     "Glu",
     "KvLayer",
@@ -77,6 +78,14 @@ class Scores(IntEnum):
     SIGMOID = 2
     SOFTMAX_WEIGHT = 3
     SQRT_SOFTPLUS = 4
+
+
+class Act(IntEnum):
+    """STRATA_ACT_*"""
+
+    NONE = 0
+    SIGMOID = 1
+    SILU = 2
 
 
 class WindowKind(IntEnum):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from strata.arch.bind import Binding
-from strata.arch.bound import BoundArch, BoundGqa, BoundLayer, BoundMla, BoundMoe
+from strata.arch.bound import BoundArch, BoundGqa, BoundLayer, BoundMixer, BoundMla, BoundMoe
 from strata.arch.plan_tables import ModelPlan
 
 __all__ = ["binding_report", "kv_bytes_per_token", "plan_summary"]
@@ -54,6 +54,7 @@ def plan_summary(plan: ModelPlan) -> str:
             f"weights        {plan.weights_bytes:,} bytes, of which experts {plan.expert_bytes:,}",
             f"activations    {plan.activations_bytes:,} bytes for {plan.n_batch} tokens, {plan.n_outputs_max} outputs",
             f"KV per token   {kv} bytes",
+            f"states         {4 * sum(state.n_floats for state in plan.states):,} bytes a sequence",
             f"read per token {plan.read_bytes_per_token:,} bytes of weights",
             f"ops            {len(plan.ops)}, {span} a layer: {ops}",
             f"tables         {len(plan.tensors)} tensors, {len(plan.buffers)} buffers, {len(plan.ropes)} rotary tables,"
@@ -76,7 +77,13 @@ def _layer_lines(bound: BoundArch) -> Iterator[str]:
 
 
 def _layer_text(layer: BoundLayer) -> str:
-    return f"{_attention_text(layer.attention)}; {_ffn_text(layer)}"
+    mixer = layer.attention
+    text = _attention_text(mixer) if isinstance(mixer, BoundGqa | BoundMla) else _mixer_text(mixer)
+    return f"{text}; {_ffn_text(layer)}"
+
+
+def _mixer_text(mixer: BoundMixer) -> str:
+    return f"short convolution of {mixer.conv.width} channels over {mixer.conv.taps} tokens"
 
 
 def _attention_text(a: BoundGqa | BoundMla) -> str:

@@ -15,53 +15,39 @@ from typing import Any, Literal
 
 import msgspec
 
-Presence = Literal["required", "if-present", "absent"]
-DimName = Literal["n_embd", "n_layer", "n_vocab", "n_head", "n_head_kv", "head_k", "n_ff", "n_expert", "n_expert_used"]
-Scalar = bool | int | float | str
+from strata.arch.spec_base import Case, Dim, DimName, Key, Norm, Presence, Scalar, Word
+from strata.arch.spec_mixer import Mixer, Recurrent, ShortConv
 
-
-class Word(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of every word: immutable, and a misspelt field is an error."""
-
-
-class Dim(Word, frozen=True):
-    """A default that follows from dimensions: name // over."""
-
-    name: DimName
-    over: DimName | None = None
-
-
-class Case(Word, frozen=True, kw_only=True):
-    """A value for files of certain shapes; an empty tuple matches every number."""
-
-    value: Scalar
-    n_layer: tuple[int, ...] = ()
-    n_vocab: tuple[int, ...] = ()
-
-
-class Key(Word, frozen=True):
-    """A number, flag or name that the file's metadata holds.
-
-    name: without the architecture's prefix.
-    default: taken when the key is missing; None: the key is required.
-    unset: stored values that mean "missing" (writers that save every field store zeros).
-    cases: defaults for certain shapes; they go before `default`.
-    fixed: for these shapes the value is this, whatever the file says.
-    """
-
-    name: str
-    default: Scalar | Dim | None = None
-    unset: tuple[Scalar, ...] = ()
-    cases: tuple[Case, ...] = ()
-    fixed: tuple[Case, ...] = ()
-
-
-class Norm(Word, frozen=True, kw_only=True):
-    """rms: x / sqrt(mean(x^2) + eps) * gain.  layer: (x - mean) / sqrt(var + eps) * gain + bias, biased variance."""
-
-    kind: Literal["rms", "layer"] = "rms"
-    eps: Key = Key("attention.layer_norm_rms_epsilon")
-    bias: Presence = "absent"
+__all__ = [
+    "Act",
+    "Arch",
+    "Block",
+    "Case",
+    "Dim",
+    "DimName",
+    "Experts",
+    "FeedForward",
+    "Gqa",
+    "Head",
+    "Key",
+    "Mixer",
+    "Mla",
+    "Moe",
+    "Norm",
+    "Presence",
+    "QkNorm",
+    "Recurrent",
+    "Rope",
+    "Router",
+    "Scalar",
+    "SharedExpert",
+    "ShortConv",
+    "Temperature",
+    "Window",
+    "Word",
+    "Yarn",
+    "derive",
+]
 
 
 class Yarn(Word, frozen=True, kw_only=True):
@@ -250,8 +236,12 @@ class Block(Word, frozen=True, kw_only=True):
 
 
 class Head(Word, frozen=True, kw_only=True):
-    """Logits: softcap(scale * W x). tied: without output.weight the token embedding is W."""
+    """Logits: softcap(scale * W x), x behind the norm called `norm`.
 
+    tied: without output.weight the token embedding is W.
+    """
+
+    norm: str = "output_norm"
     tied: bool = True
     scale: Key | None = None
     softcap: Key | None = None
@@ -260,6 +250,7 @@ class Head(Word, frozen=True, kw_only=True):
 class Arch(Word, frozen=True, kw_only=True):
     """One architecture. `name` is GGUF's general.architecture; `source` says where the facts come from.
 
+    recurrent: what some layers have in the place of attention.
     embedding_scale: factor on the token embeddings.
     scales_applied: stems of the weights whose `.scale` tensor multiplies the product; other `.scale` tensors that the
         format knows, and every `.input_scale`, are ignored, and listed as such.
@@ -271,6 +262,7 @@ class Arch(Word, frozen=True, kw_only=True):
     source: str
     tested_with: tuple[str, ...]
     attention: Gqa | Mla
+    recurrent: Recurrent | None = None
     norm: Norm = Norm()
     block: Block = Block()
     ffn: FeedForward | None = None

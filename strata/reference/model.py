@@ -18,6 +18,7 @@ from strata.arch.bound import (
     BoundFfn,
     BoundGqa,
     BoundLinear,
+    BoundMixer,
     BoundMla,
     BoundMoe,
     BoundNorm,
@@ -28,6 +29,7 @@ from strata.arch.registry import Registry
 from strata.arch.spec import Arch
 from strata.gguf.reader import read_gguf
 from strata.reference import ops
+from strata.reference.mixers import Mixers
 from strata.reference.ops import Array
 from strata.reference.router import Rule, route
 from strata.reference.weights import FileWeights
@@ -49,6 +51,7 @@ class Reference:
 
     def __init__(self, bound: BoundArch, weights: FileWeights, n_ctx: int | None = None) -> None:
         self.bound, self._weights = bound, weights
+        self._mixers = Mixers(weights, self._linear)
         self.routing: list[tuple[int, list[int]]] = []
         self._n_ctx = bound.n_ctx_train if n_ctx is None else n_ctx
 
@@ -60,10 +63,7 @@ class Reference:
         x = self._weights.bound(bound.embedding)[0][list(tokens)] * bound.embedding_scale
         for layer in bound.layers:
             h = self._norm(x, layer.attention_norm)
-            if isinstance(layer.attention, BoundGqa):
-                a = self._gqa(h, layer.attention, positions)
-            else:
-                a = self._mla(h, layer.attention, positions)
+            a = self._mixed(h, layer.attention, positions)
             a = a if layer.post_attention_norm is None else self._norm(a, layer.post_attention_norm)
             if not bound.parallel_residual:
                 x = x + a
@@ -74,6 +74,11 @@ class Reference:
             x = x + a + f if bound.parallel_residual else x + f
         rows = self._linear(self._norm(x, bound.output_norm), bound.head) * bound.head_scale
         return rows if bound.softcap == 0.0 else bound.softcap * np.tanh(rows / bound.softcap)
+
+    def _mixed(self, h: Array, mixer: BoundGqa | BoundMla | BoundMixer, positions: np.ndarray) -> Array:
+        if isinstance(mixer, BoundGqa):
+            return self._gqa(h, mixer, positions)
+        return self._mla(h, mixer, positions) if isinstance(mixer, BoundMla) else self._mixers.run(h, mixer)
 
     def _vector(self, tensor: BoundTensor | None) -> Array | None:
         return None if tensor is None else self._weights.bound(tensor)[0][0]

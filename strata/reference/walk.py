@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from strata.arch.plan_tables import (
+    Act,
     Glu,
-    ModelPlan,
     NormKind,
     PlanOp,
     PlanTensor,
     RopeStyle,
-    Rows,
     Scores,
     WindowKind,
 )
@@ -27,7 +25,7 @@ from strata.gguf.quants import type_info
 from strata.reference import ops
 from strata.reference.ops import Array
 from strata.reference.router import Rule, route
-from strata.reference.weights import FileWeights
+from strata.reference.walk_state import StateWalk
 
 __all__ = ["PlanWalk"]
 
@@ -46,18 +44,8 @@ GLUS = {
 }
 
 
-class PlanWalk:
+class PlanWalk(StateWalk):
     """One plan with one sequence's cache. `step` appends tokens, at most n_batch at a time."""
-
-    def __init__(self, plan: ModelPlan, weights: FileWeights, rounded: bool = False) -> None:
-        self._plan, self._weights, self._rounded = plan, weights, rounded
-        self._arena = np.empty(plan.activations_bytes // 4)
-        self._keys: list[list[Array]] = [[] for _ in plan.kv_layers]
-        self._values: list[list[Array]] = [[] for _ in plan.kv_layers]
-        self._n_past = 0
-        self._positions: NDArray[np.int64] = np.empty(0, np.int64)
-        self._tokens: Sequence[int] = ()
-        self._outputs: Sequence[int] = ()
 
     def logits(self, tokens: Sequence[int], chunk: int) -> Array:
         """Logits of all tokens, float64 [n_tokens, n_vocab], `chunk` tokens a step."""
@@ -84,45 +72,6 @@ class PlanWalk:
         if np.isnan(result).any():
             raise FloatingPointError("NaN reached the logits")
         return result
-
-    def _rows(self, buffer_id: int) -> Array:
-        """A view of a buffer's rows in use, [n_rows, width]."""
-        buffer = self._plan.buffers[buffer_id]
-        n_rows = len(self._tokens) if buffer.rows == Rows.TOKENS else len(self._outputs)
-        first = self._arena[buffer.offset // 4 :]
-        stride = buffer.row_stride * self._arena.itemsize
-        return np.lib.stride_tricks.as_strided(first, (n_rows, buffer.width), (stride, self._arena.itemsize))
-
-    def _heads(self, buffer_id: int, n: int, width: int, stride: int, offset: int) -> Array:
-        """A view of n strided vectors of each row, [n_rows, n, width]."""
-        rows = self._rows(buffer_id)
-        step = self._arena.itemsize
-        return np.lib.stride_tricks.as_strided(
-            rows[:, offset:], (len(rows), n, width), (rows.strides[0], stride * step, step)
-        )
-
-    def _read(self, op: PlanOp, k: int) -> Array:
-        rows = self._rows(op.ins[k])
-        self._check(op, rows)
-        return rows.copy()
-
-    def _check(self, op: PlanOp, values: Array) -> None:
-        if np.isnan(values).any():
-            raise FloatingPointError(f"layer {op.layer}: {op.kind} meets NaN")
-
-    def _write(self, op: PlanOp, k: int, values: Array) -> None:
-        self._check(op, values)
-        self._rows(op.outs[k])[:] = values
-
-    def _weight(self, op: PlanOp, k: int) -> Array | None:
-        """Weight k of an op, [n_mats, n_rows, n_cols], or None."""
-        if k >= len(op.weights) or op.weights[k] < 0:
-            return None
-        return self._weights.planned(self._plan, self._plan.tensors[op.weights[k]])
-
-    def _vector(self, op: PlanOp, k: int) -> Array | None:
-        weight = self._weight(op, k)
-        return None if weight is None else weight[0, 0]
 
     def _rounded_for(self, x: Array, tensor: PlanTensor) -> Array:
         info = type_info(tensor.type)
@@ -265,6 +214,13 @@ class PlanWalk:
 
     def _add(self, op: PlanOp) -> None:
         self._write(op, 0, op.f["a"] * self._read(op, 0) + op.f["b"] * self._read(op, 1))
+
+    def _mul(self, op: PlanOp) -> None:
+        x, n_vec = self._read(op, 0)[:, : op.i["width"]], op.i.get("n_vec", 0)
+        factors = self._read(op, 1)[:, : n_vec or op.i["width"]]
+        act = {Act.SIGMOID: ops.sigmoid, Act.SILU: ops.silu}.get(Act(op.i.get("act", 0)))
+        factors = factors if act is None else act(factors)
+        self._write(op, 0, x * np.repeat(factors, op.i["width"] // n_vec, axis=1) if n_vec else x * factors)
 
     def _gather(self, op: PlanOp) -> None:
         self._write(op, 0, self._read(op, 0)[list(self._outputs)])

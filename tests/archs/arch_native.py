@@ -32,7 +32,7 @@ def library_path() -> Path | None:
 def native_logits(plan: ModelPlan, tokens: Sequence[int], chunk: int, **options: Any) -> NDArray[np.float32]:
     """Logits of every token, float32 [n_tokens, n_vocab], `chunk` tokens a step."""
     n_blocks = len(tokens) // KV_BLOCK_TOKENS + 1
-    settings = {"n_threads": 2, "n_kv_blocks": n_blocks, "kv_type": "f32", "poison": True} | options
+    settings = {"n_threads": 2, "n_kv_blocks": n_blocks, "n_state_slots": 1, "kv_type": "f32", "poison": True} | options
     parts: list[NDArray[np.float32]] = []
     with NativeModel(Library(library_path()), plan) as model:
         model.load(mode="buffered", n_threads=1)

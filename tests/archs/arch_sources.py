@@ -7,12 +7,14 @@ from importlib import import_module
 from pathlib import Path
 
 from arch_cases import CASES
+from arch_cases_gqa import GQA_CASES
+from arch_cases_state import STATE_CASES
 from arch_words import WORD_CASES, WORDS
 
 from strata.arch.registry import Source
 from strata.arch.spec import Arch
 
-ALL_CASES = CASES | WORD_CASES
+ALL_CASES = CASES | GQA_CASES | STATE_CASES | WORD_CASES
 ROOT = Path(__file__).parents[2]
 
 

@@ -22,6 +22,7 @@ from strata.gguf.quants import packed_bytes
 from strata.gguf.reader import read_gguf
 
 ENUMS = {
+    "Act": "ACT",
     "Role": "ROLE",
     "Rows": "ROWS",
     "RopeStyle": "ROPE",
