@@ -19,7 +19,7 @@ from strata.arch.registry import Registry
 from strata.gguf.reader import read_gguf
 
 FOLDER = Path(__file__).parent / "golden"
-GOLDEN = ("qwen3moe", "gpt-oss", "deepseek2", "llama", "olmoe", "lfm2moe")
+GOLDEN = tuple(name for name, case in ALL_CASES.items() if name == case["arch"])
 N_BATCH, N_OUTPUTS = 32, 4
 
 

@@ -43,30 +43,6 @@ from strata.arch.spec import (
     Yarn,
 )
 
-DBRX = Arch(
-    name="dbrx",
-    source="test",
-    tested_with=(),
-    attention=Gqa(rope=Rope(style="neox"), qkv="fused", qkv_bias="absent", clamp=Key("attention.clamp_kqv")),
-    norm=Norm(kind="layer", eps=Key("attention.layer_norm_epsilon")),
-    block=Block(ffn_norm="attn_output_norm"),
-    moe=Moe(router=Router(scores="softmax", normalize=True), experts=Experts(width=Key("feed_forward_length"))),
-    head=Head(tied=False),
-)
-
-QWEN2MOE = Arch(
-    name="qwen2moe",
-    source="test",
-    tested_with=(),
-    attention=Gqa(rope=Rope(style="neox")),
-    moe=Moe(
-        router=Router(scores="softmax"),
-        experts=Experts(width=Key("expert_feed_forward_length", Dim("n_ff", over="n_expert_used"), unset=(0,))),
-        shared=SharedExpert(width=Key("expert_shared_feed_forward_length", Dim("n_ff"), unset=(0,)), gate=True),
-    ),
-    head=Head(tied=False),
-)
-
 COHERE2MOE = Arch(
     name="cohere2moe",
     source="test",
@@ -120,7 +96,7 @@ GLM4MOE = Arch(
     nextn=True,
 )
 
-WORDS = {arch.name: arch for arch in (DBRX, QWEN2MOE, COHERE2MOE, GROK, GLM4MOE)}
+WORDS = {arch.name: arch for arch in (COHERE2MOE, GROK, GLM4MOE)}
 
 # dimensions for architectures whose attention output is n_embd wide
 SQUARE = {"attention.head_count": 2, "attention.key_length": HEAD, "attention.value_length": HEAD}
@@ -133,25 +109,6 @@ LAYER_EPS = {key: value for key, value in BASE_KEYS.items() if "rms" not in key}
 
 def _square_qkv() -> Tensors:
     return {"attn_q.weight": [N_EMBD, Q], "attn_k.weight": [N_EMBD, KV], "attn_v.weight": [N_EMBD, KV]}
-
-
-def _dbrx() -> Case:
-    stems: Tensors = {"attn_norm.weight": [N_EMBD], "attn_output_norm.weight": [N_EMBD]}
-    stems |= {"attn_qkv.weight": [N_EMBD, Q + 2 * KV], "attn_output.weight": [Q, N_EMBD]} | _experts(N_FF)
-    numbers = {"block_count": 2, "feed_forward_length": N_FF, "attention.head_count_kv": 1, "attention.clamp_kqv": 0.8}
-    keys = LAYER_EPS | EXPERT_KEYS | SQUARE | N_ROT | numbers
-    return {"arch": "dbrx", "keys": keys, "tensors": _ends(True) | _layers(2, stems)}
-
-
-def _qwen2moe() -> Case:
-    stems = BLOCK_NORMS | _square_qkv() | {"attn_q.bias": [Q], "attn_k.bias": [KV], "attn_v.bias": [KV]}
-    stems |= {"attn_output.weight": [Q, N_EMBD], "ffn_gate_inp_shexp.weight": [N_EMBD]} | _experts()
-    stems |= {"ffn_gate_shexp.weight": [N_EMBD, 80], "ffn_up_shexp.weight": [N_EMBD, 80]}
-    stems |= {"ffn_down_shexp.weight": [80, N_EMBD]}
-    numbers = {"block_count": 2, "feed_forward_length": N_FF, "attention.head_count_kv": 1}
-    numbers |= {"expert_shared_feed_forward_length": 80}
-    keys = BASE_KEYS | EXPERT_KEYS | SQUARE | N_ROT | numbers  # the experts' width is N_FF / N_USED
-    return {"arch": "qwen2moe", "keys": keys, "tensors": _ends(True) | _layers(2, stems)}
 
 
 def _cohere2moe() -> Case:
@@ -189,8 +146,6 @@ def _glm4moe() -> Case:
 
 
 WORD_CASES: dict[str, Case] = {
-    "word-dbrx": _dbrx(),
-    "word-qwen2moe": _qwen2moe(),
     "word-cohere2moe": _cohere2moe(),
     "word-grok": _grok(),
     "word-glm4moe": _glm4moe(),

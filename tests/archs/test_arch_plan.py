@@ -10,8 +10,9 @@ from pathlib import Path
 import arch_golden
 import msgspec
 import pytest
-from arch_sources import ALL_CASES, ROOT
+from arch_sources import ALL_CASES, ROOT, shipped_sources
 from arch_tiny import write_case
+from arch_words import WORDS
 
 from strata.arch import plan_tables
 from strata.arch.bind import bind
@@ -51,6 +52,10 @@ def test_golden(name: str, tmp_path: Path) -> None:
     stored = arch_golden.golden_path(name).read_text()
     assert arch_golden.text(made) == stored, "if the change is meant: python tests/archs/arch_golden.py"
     assert msgspec.json.decode(stored, type=ModelPlan) == made
+
+
+def test_every_architecture_has_a_golden_plan() -> None:
+    assert {source.name for source in shipped_sources()} - set(WORDS) == set(arch_golden.GOLDEN)
 
 
 @pytest.mark.parametrize("name", ENUMS)
