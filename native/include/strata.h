@@ -251,6 +251,16 @@ typedef struct strata_expert_set {
 #define STRATA_CONV_I_TAPS 2
 #define STRATA_CONV_I_ACT 3     /* STRATA_ACT_NONE or STRATA_ACT_SILU */
 #define STRATA_CONV_I_OUT_OFFSET 4 /* of channel 0 in out0 */
+#define STRATA_OP_DELTA 65      /* gated delta rule: in0 rows [q of n_k heads | k of n_k heads | v of n_v heads], in1 a, in2 b (n_v);
+                                   per value head S[i] *= exp(w0 * softplus(a + w1)); S += k (sigmoid(b) (v - k S)); out0 = scale * q S */
+#define STRATA_DELTA_I_STATE 0  /* n_v * head_k * head_v floats, S of one head after the other */
+#define STRATA_DELTA_I_N_K 1
+#define STRATA_DELTA_I_N_V 2
+#define STRATA_DELTA_I_HEAD_K 3
+#define STRATA_DELTA_I_HEAD_V 4
+#define STRATA_DELTA_I_TILED 5  /* 1: value head h reads key head h % n_k; 0: h / (n_v / n_k) */
+#define STRATA_DELTA_I_PER_ROW 6 /* 1: a and w1 hold head_k values a head, one for each row of S; 0: one */
+#define STRATA_DELTA_F_SCALE 0
 
 #define STRATA_OP_N_IN 4
 #define STRATA_OP_N_OUT 4

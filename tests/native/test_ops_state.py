@@ -115,6 +115,50 @@ def test_slots_are_checked(abi: Any, abi_ffi: Any) -> None:
             plan.check(abi.strata_engine_state_copy(engine.handle, 0, 2))
 
 
+def delta_plan(plan: Plan, shape: tuple[int, int, int, int], **params: Any) -> Any:
+    """Inputs cut into qkv, a and b; keys of length about 1, so that S stays bounded. Returns what numpy says."""
+    n_k, n_v, dk, dv = shape
+    n_decay = n_v * dk if params.get("per_row") else n_v
+    width = 2 * n_k * dk + n_v * dv
+    x = table(width + n_decay + n_v)
+    x[:, : 2 * n_k * dk] /= np.float32(np.sqrt(dk))
+    rng = np.random.default_rng(3)
+    a, bias = -np.exp(rng.standard_normal(n_v)).astype(np.float32), rng.standard_normal(n_decay).astype(np.float32)
+    inputs, out = plan.inputs(x, n_v * dv, pad=5), plan.buffer(n_v * dv)
+    ins = [plan.view(inputs, 0, width), plan.view(inputs, width, n_decay), plan.view(inputs, width + n_decay, n_v)]
+    numbers = {"state": plan.state(n_v * dk * dv), "n_k": n_k, "n_v": n_v, "head_k": dk, "head_v": dv} | params
+    plan.op("DELTA", ins, [out], [plan.vector(a), plan.vector(bias)], scale=1 / np.sqrt(dk), **numbers)
+    plan.result(out)
+    wide = x.astype(np.float64)
+    cuts = wide[:, :width], wide[:, width : width + n_decay], wide[:, width + n_decay :]
+    return ref_state.delta(*cuts, (a.astype(np.float64), bias.astype(np.float64)), shape, bool(params.get("tiled")))
+
+
+@pytest.mark.parametrize("tiled", [0, 1])
+@pytest.mark.parametrize("per_row", [0, 1])
+def test_delta(abi: Any, abi_ffi: Any, tiled: int, per_row: int) -> None:
+    plan = Plan(abi_ffi, abi)
+    want = delta_plan(plan, (2, 4, 24, 20), tiled=tiled, per_row=per_row)
+    np.testing.assert_allclose(rows_of(plan, 80), want, rtol=1e-4, atol=2e-6)
+
+
+def test_delta_is_validated(abi: Any, abi_ffi: Any) -> None:
+    for params, message in (
+        ({"n_v": 3, "n_k": 2}, r"i\[N_V\] is 3; a multiple of N_K"),
+        ({"head_v": 6}, "the op's state is 48"),
+        ({"per_row": 1}, "a vector of 2; one of 8 is needed"),
+    ):
+        plan = Plan(abi_ffi, abi)
+        inputs, out = plan.inputs(table(24 + 4), 32), plan.buffer(8)
+        numbers = {"state": plan.state(32), "n_k": 2, "n_v": 2, "head_k": 4, "head_v": 4} | params
+        ins = [plan.view(inputs, 0, 24), plan.view(inputs, 24, 2), plan.view(inputs, 26, 2)]
+        vectors = [plan.vector(np.ones(numbers["n_v"])), plan.vector(np.ones(2))]
+        plan.op("DELTA", ins, [out], vectors, scale=1.0, **numbers)
+        plan.result(out)
+        with pytest.raises(RuntimeError, match=message), plan.model():
+            pass
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"state": 1}, r"i\[STATE\] is 1; accepted: 0 to 0"),
     ({"taps": 4}, "n_floats is 8, but the op's state is 12"),

@@ -89,6 +89,7 @@ Status run_router(StepContext& ctx, const strata_op& op);
 Status run_experts(StepContext& ctx, const strata_op& op);
 Status run_combine(StepContext& ctx, const strata_op& op);
 Status run_conv(StepContext& ctx, const strata_op& op);
+Status run_delta(StepContext& ctx, const strata_op& op);
 
 int64_t mul_scratch(const ScratchQuery& query, const strata_op& op);
 int64_t linear_scratch(const ScratchQuery& query, const strata_op& op);
@@ -98,5 +99,6 @@ int64_t attention_scratch(const ScratchQuery& query, const strata_op& op);
 int64_t router_scratch(const ScratchQuery& query, const strata_op& op);
 int64_t experts_scratch(const ScratchQuery& query, const strata_op& op);
 int64_t conv_scratch(const ScratchQuery& query, const strata_op& op);
+int64_t delta_scratch(const ScratchQuery& query, const strata_op& op);
 
 }  // namespace strata

@@ -33,6 +33,7 @@ static_assert(kLastKind == STRATA_OP_TEMPERATURE, "one entry for every op kind")
 // The kinds with a state.
 const OpEntry kStateOps[] = {
     {run_conv, conv_scratch},
+    {run_delta, delta_scratch},
 };
 constexpr int32_t kNStateOps = static_cast<int32_t>(sizeof kStateOps / sizeof kStateOps[0]);
 

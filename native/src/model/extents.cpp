@@ -81,8 +81,17 @@ void strided_extents(const Plan& plan, const strata_op& op, Extents& e) {
 
 void state_extents(const strata_op& op, Extents& e) {
   const int32_t* i = op.i;
-  e.in(0, i[STRATA_CONV_I_WIDTH]);
-  e.result_heads(1, i[STRATA_CONV_I_WIDTH], 0, i[STRATA_CONV_I_OUT_OFFSET]);
+  if (op.kind == STRATA_OP_CONV) {
+    e.in(0, i[STRATA_CONV_I_WIDTH]);
+    e.result_heads(1, i[STRATA_CONV_I_WIDTH], 0, i[STRATA_CONV_I_OUT_OFFSET]);
+    return;
+  }
+  const int64_t n_k = i[STRATA_DELTA_I_N_K], n_v = i[STRATA_DELTA_I_N_V];
+  const int64_t head_k = i[STRATA_DELTA_I_HEAD_K], head_v = i[STRATA_DELTA_I_HEAD_V];
+  e.in(0, 2 * n_k * head_k + n_v * head_v);
+  e.in(1, i[STRATA_DELTA_I_PER_ROW] != 0 ? n_v * head_k : n_v);
+  e.in(2, n_v);
+  e.result(0, n_v * head_v);
 }
 
 }  // namespace
@@ -116,7 +125,7 @@ int32_t op_extents(const Plan& plan, const strata_op& op, Extent* extents) {
       e.in_first(1, op.i[STRATA_MUL_I_N_VEC] > 0 ? op.i[STRATA_MUL_I_N_VEC] : op.i[STRATA_MUL_I_WIDTH]);
       e.result_first(op.i[STRATA_MUL_I_WIDTH]);
       break;
-    case STRATA_OP_CONV: state_extents(op, e); break;
+    case STRATA_OP_CONV: case STRATA_OP_DELTA: state_extents(op, e); break;
     default:  // ADD, GATHER, CLAMP, TEMPERATURE: i[0] is the width of all operands
       e.in_first(0, op.i[0]);
       e.in_first(1, op.i[0]);

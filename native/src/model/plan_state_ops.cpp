@@ -6,11 +6,13 @@ namespace {
 
 const Kind kStateKinds[] = {
     {"CONV", 1, 0, 1, 0, 1, 2, 5, 0},
+    {"DELTA", 7, 0, 1, 0, 3, 0, 7, 1},
 };
 constexpr int32_t kNKinds = static_cast<int32_t>(sizeof kStateKinds / sizeof kStateKinds[0]);
-static_assert(kNKinds == STRATA_OP_CONV - STRATA_OP_CONV + 1, "one row for every kind with a state");
+static_assert(kNKinds == STRATA_OP_DELTA - STRATA_OP_CONV + 1, "one row for every kind with a state");
 
 constexpr int64_t kMaxTaps = 64;
+constexpr int64_t kMaxStateHead = 4096;
 
 // The state that the op names exists and has n_floats.
 Status check_state(const Check& c, int64_t n_floats) {
@@ -33,6 +35,21 @@ Status check_conv(const Check& c) {
   return c.vector(1, width);
 }
 
+Status check_delta(const Check& c) {
+  const int32_t* i = c.op.i;
+  STRATA_TRY(c.i_range(STRATA_DELTA_I_N_K, "i[N_K]", 1, kMaxHeads));
+  STRATA_TRY(c.i_range(STRATA_DELTA_I_N_V, "i[N_V]", 1, kMaxHeads));
+  STRATA_TRY(c.i_range(STRATA_DELTA_I_HEAD_K, "i[HEAD_K]", 1, kMaxStateHead));
+  STRATA_TRY(c.i_range(STRATA_DELTA_I_HEAD_V, "i[HEAD_V]", 1, kMaxStateHead));
+  STRATA_TRY(c.i_range(STRATA_DELTA_I_TILED, "i[TILED]", 0, 1));
+  STRATA_TRY(c.i_range(STRATA_DELTA_I_PER_ROW, "i[PER_ROW]", 0, 1));
+  const int64_t n_v = i[STRATA_DELTA_I_N_V], head_k = i[STRATA_DELTA_I_HEAD_K];
+  if (n_v % i[STRATA_DELTA_I_N_K] != 0) return c.row.bad("i[N_V]", n_v, "a multiple of N_K is needed");
+  STRATA_TRY(check_state(c, n_v * head_k * i[STRATA_DELTA_I_HEAD_V]));
+  STRATA_TRY(c.vector(0, n_v));
+  return c.vector(1, i[STRATA_DELTA_I_PER_ROW] != 0 ? n_v * head_k : n_v);
+}
+
 }  // namespace
 
 const Kind* state_kind(int32_t kind) {
@@ -42,6 +59,8 @@ const Kind* state_kind(int32_t kind) {
 
 Status check_state_op(const Check& c) {
   switch (c.op.kind) {
+    case STRATA_OP_DELTA:
+      return check_delta(c);
     default:
       return check_conv(c);
   }
