@@ -18,16 +18,15 @@ import socket
 import stat
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import hypercorn.config
-import hypercorn.trio
 import trio
 
 from strata.config import ServerConfig
 from strata.errors import ConfigError
 from strata.server.app import App
+from strata.server.connections import serve_connections
 
 log = logging.getLogger("strata.server")
 
@@ -174,11 +173,9 @@ async def serve(
     except OSError as error:
         raise _cannot_listen(url, error) from error
     is_over = trio.Event()
-    config = http_config(f"fd://{listener.detach()}")
     try:
         async with trio.open_nursery() as nursery:
-            run = partial(hypercorn.trio.serve, shutdown_trigger=is_over.wait, mode="asgi")
-            await nursery.start(run, app.asgi, config)
+            await nursery.start(serve_connections, app.asgi, http_config(), listener, is_over.wait)
             task_status.started(url)
             await shutdown.requested.wait()
             await _wind_down(app)
@@ -192,11 +189,9 @@ def _remove(path: str) -> None:
     Path(path).unlink(missing_ok=True)
 
 
-def http_config(bind: str) -> hypercorn.config.Config:
+def http_config() -> hypercorn.config.Config:
     """Return how HTTP itself is spoken."""
     config = hypercorn.config.Config()
-    config.bind = [bind]
-    config.backlog = _BACKLOG
     config.accesslog = None  # each exchange writes a line of its own
     errors = logging.getLogger("strata.http")
     errors.setLevel(logging.WARNING)

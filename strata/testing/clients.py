@@ -14,15 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import h11
-import hypercorn.trio.tcp_server
-import hypercorn.trio.worker_context
-import hypercorn.utils
 import msgspec
 import trio
 import trio.testing
 
 from strata.config import ServerConfig
 from strata.server.app import App
+from strata.server.connections import Connections
 from strata.server.listen import Shutdown, http_config, open_listener, serve
 
 
@@ -171,8 +169,7 @@ class MemoryServer:
         self.app = app
         self.clients: list[HttpClient] = []
         self._nursery = nursery
-        self._config = http_config("memory")
-        self._context = hypercorn.trio.worker_context.WorkerContext(None)
+        self._connections = Connections(app.asgi, http_config())
 
     def connect(self, *, is_narrow: bool = False) -> HttpClient:
         """Return a client on a new connection; on a narrow one each send waits until the other side has read it."""
@@ -181,10 +178,7 @@ class MemoryServer:
         theirs.socket = SimpleNamespace(  # type: ignore[attr-defined]  # what the server asks of a socket
             family=socket.AF_INET, getpeername=lambda: ("127.0.0.1", 1), getsockname=lambda: ("127.0.0.1", 2)
         )
-        asgi: Any = self.app.asgi  # the two libraries spell the same protocol in different types
-        wrapped = hypercorn.utils.wrap_app(asgi, self._config.wsgi_max_body_size, "asgi")
-        server: Any = hypercorn.trio.tcp_server.TCPServer
-        self._nursery.start_soon(server(wrapped, self._config, self._context, {}, theirs).run)
+        self._nursery.start_soon(self._connections.handle, theirs)
         self.clients.append(HttpClient(ours))
         return self.clients[-1]
 
@@ -216,13 +210,15 @@ class SocketServer:
 
     async def connect(self) -> HttpClient:
         """Return a client on a new connection, which is closed with the server at the latest."""
-        if self.url.startswith("unix:"):
-            stream = await trio.open_unix_socket(self.url.removeprefix("unix:"))
-        else:
-            host, _, port = self.url.removeprefix("http://").rpartition(":")
-            stream = await trio.open_tcp_stream(host, int(port))
-        self._clients.append(HttpClient(stream))
+        self._clients.append(HttpClient(await self.open_stream()))
         return self._clients[-1]
+
+    async def open_stream(self) -> trio.SocketStream:
+        """Return a bare connection, for what is no HTTP."""
+        if self.url.startswith("unix:"):
+            return await trio.open_unix_socket(self.url.removeprefix("unix:"))
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return await trio.open_tcp_stream(host, int(port))
 
     async def hang_up(self) -> None:
         """Close every client's connection."""

@@ -44,6 +44,32 @@ async def test_a_disconnect_over_a_real_socket():
     assert engine.aborts == [(engine.requests[0].request_id, "disconnect")]
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GET /health HTTP/1.1\r\nhost: x\r\nupgrade: h2c\r\nconnection: upgrade\r\nhttp2-settings: AAA\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(64),
+        b"\x16\x03\x01\x02\x00\x01",
+        b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\n"
+        b"sec-websocket-key: !\r\n\r\n" + b"\xff" * 64,
+    ],
+    ids=["h2c", "h2", "tls", "websocket"],
+)
+async def test_a_connection_that_fails_takes_nobody_with_it(raw):
+    app, _ = fake_app([*say("a"), end()])
+    async with socket_server(app) as server:
+        neighbour = await server.connect()
+        assert (await neighbour.get_json("/health"))[0] == 200
+        rude = await server.open_stream()
+        await rude.send_all(raw)
+        with trio.move_on_after(5):
+            while await rude.receive_some(4096):
+                pass
+        await trio.aclose_forcefully(rude)
+        for client in (neighbour, await server.connect()):
+            assert (await client.get_json("/health"))[0] == 200
+
+
 async def test_accepted_connections_time_out_when_nothing_is_taken():
     listener = open_listener(ServerConfig(port=0, stall_s=7))
     listener.listen()
