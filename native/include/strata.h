@@ -261,6 +261,25 @@ typedef struct strata_expert_set {
 #define STRATA_DELTA_I_TILED 5  /* 1: value head h reads key head h % n_k; 0: h / (n_v / n_k) */
 #define STRATA_DELTA_I_PER_ROW 6 /* 1: a and w1 hold head_k values a head, one for each row of S; 0: one */
 #define STRATA_DELTA_F_SCALE 0
+#define STRATA_OP_SSM_HEADS 66  /* state space with a decay a head: in0 rows [x of n_head heads | B of n_group | C of n_group], in1 dt
+                                   (n_head); w0 A, w1 D, w2 dt's bias (n_head each); dt = softplus(dt + w2); per head
+                                   h[s] = exp(dt A) h[s] + dt B[s] x; out0 = sum of C[s] h[s] + D x */
+#define STRATA_SSM_HEADS_I_STATE 0 /* n_head * n_state * head floats */
+#define STRATA_SSM_HEADS_I_N_HEAD 1
+#define STRATA_SSM_HEADS_I_HEAD 2
+#define STRATA_SSM_HEADS_I_N_GROUP 3 /* head h reads B and C of group h / (n_head / n_group) */
+#define STRATA_SSM_HEADS_I_N_STATE 4
+#define STRATA_OP_SSM_CHANNELS 67 /* state space with decays of its own for each channel: in0 x, in1 dt (width), in2 B, in3 C (n_state);
+                                   w0 A (width * n_state, a channel's values together), w1 D, w2 dt's bias (width) */
+#define STRATA_SSM_CHANNELS_I_STATE 0 /* width * n_state floats */
+#define STRATA_SSM_CHANNELS_I_WIDTH 1
+#define STRATA_SSM_CHANNELS_I_N_STATE 2
+#define STRATA_OP_LIGHTNING 68  /* linear attention: in0 rows of heads [q | k | v]; per head h (from 0) with the decay
+                                   e = exp(-slope 2^(-8 (h + 1) / n_head)): S[i] = e S[i] + k[i] v; out0 = sum of q[i] S[i] */
+#define STRATA_LIGHTNING_I_STATE 0 /* n_head * head * head floats */
+#define STRATA_LIGHTNING_I_N_HEAD 1
+#define STRATA_LIGHTNING_I_HEAD 2
+#define STRATA_LIGHTNING_F_SLOPE 0
 
 #define STRATA_OP_N_IN 4
 #define STRATA_OP_N_OUT 4

@@ -36,3 +36,43 @@ def delta(qkv: Any, a: Any, b: Any, weights: tuple[Any, Any], shape: tuple[int, 
             state = state + np.outer(k[t, kh], beta[t, h] * (v[t, h] - k[t, kh] @ state))
             out[t, h] = q[t, kh] @ state / np.sqrt(dk)
     return out.reshape(n, -1)
+
+
+def ssm_heads(x: Any, b: Any, c: Any, dt: Any, weights: tuple[Any, Any, Any]) -> Doubles:
+    """One decay a head. x [n, n_head, head], b, c [n, n_group, n_state], dt [n, n_head]; weights: A, D, bias."""
+    n, n_head, head = x.shape
+    a, d, bias = weights
+    steps = np.log1p(np.exp(dt + bias))
+    out = np.zeros_like(x)
+    for h in range(n_head):
+        g = h // (n_head // b.shape[1])
+        state = np.zeros((b.shape[2], head))
+        for t in range(n):
+            state = np.exp(steps[t, h] * a[h]) * state + steps[t, h] * np.outer(b[t, g], x[t, h])
+            out[t, h] = c[t, g] @ state + d[h] * x[t, h]
+    return out.reshape(n, -1)
+
+
+def ssm_channels(x: Any, dt: Any, b: Any, c: Any, weights: tuple[Any, Any, Any]) -> Doubles:
+    """Decays for each channel and state. x, dt [n, width], b, c [n, n_state]; weights: A [width, n_state], D, bias."""
+    a, d, bias = weights
+    steps = np.log1p(np.exp(dt + bias))
+    state = np.zeros(a.shape)
+    out = np.zeros_like(x)
+    for t in range(len(x)):
+        state = np.exp(steps[t][:, None] * a) * state + (steps[t] * x[t])[:, None] * b[t]
+        out[t] = state @ c[t] + d * x[t]
+    return out
+
+
+def lightning(qkv: Any, slope: float) -> Doubles:
+    """Linear attention with a fixed decay. qkv [n, n_head, 3, head]."""
+    n, n_head, _, head = qkv.shape
+    out = np.zeros((n, n_head, head))
+    for h in range(n_head):
+        state = np.zeros((head, head))
+        for t in range(n):
+            q, k, v = qkv[t, h]
+            state = np.exp(-slope * 2.0 ** (-8 * (h + 1) / n_head)) * state + np.outer(k, v)
+            out[t, h] = q @ state
+    return out.reshape(n, -1)

@@ -159,6 +159,73 @@ def test_delta_is_validated(abi: Any, abi_ffi: Any) -> None:
             pass
 
 
+def vectors(plan: Plan, *lengths: int) -> tuple[list[int], list[Any]]:
+    """Random vectors, the first one negative as decays are: their tensors and values."""
+    rng = np.random.default_rng(5)
+    values = [rng.standard_normal(n).astype(np.float32) for n in lengths]
+    values[0] = -np.abs(values[0]) - np.float32(0.05)
+    return [plan.vector(v) for v in values], [v.astype(np.float64) for v in values]
+
+
+def test_ssm_heads(abi: Any, abi_ffi: Any) -> None:
+    """4 heads of 20 in 2 groups, 12 states each."""
+    plan = Plan(abi_ffi, abi)
+    x = table(80 + 2 * 24 + 4)
+    inputs, out = plan.inputs(x, 80), plan.buffer(80)
+    tensors, weights = vectors(plan, 4, 4, 4)
+    numbers = {"state": plan.state(4 * 12 * 20), "n_head": 4, "head": 20, "n_group": 2, "n_state": 12}
+    plan.op("SSM_HEADS", [plan.view(inputs, 0, 128), plan.view(inputs, 128, 4)], [out], tensors, **numbers)
+    plan.result(out)
+    wide = x.astype(np.float64)
+    b, c = (wide[:, 80 + 24 * k : 104 + 24 * k].reshape(N, 2, 12) for k in (0, 1))
+    want = ref_state.ssm_heads(wide[:, :80].reshape(N, 4, 20), b, c, wide[:, 128:], tuple(weights))
+    np.testing.assert_allclose(rows_of(plan, 80), want, rtol=1e-4, atol=1e-5)
+
+
+def test_ssm_channels(abi: Any, abi_ffi: Any) -> None:
+    """More channels than a task has, 12 states each."""
+    plan = Plan(abi_ffi, abi)
+    x = table(2 * 70 + 2 * 12)
+    inputs, out = plan.inputs(x, 70), plan.buffer(70)
+    tensors, (a, d, bias) = vectors(plan, 70 * 12, 70, 70)
+    ins = [plan.view(inputs, first, n) for first, n in ((0, 70), (70, 70), (140, 12), (152, 12))]
+    plan.op("SSM_CHANNELS", ins, [out], tensors, state=plan.state(70 * 12), width=70, n_state=12)
+    plan.result(out)
+    wide = x.astype(np.float64)
+    cuts = wide[:, :70], wide[:, 70:140], wide[:, 140:152], wide[:, 152:]
+    want = ref_state.ssm_channels(*cuts, (a.reshape(70, 12), d, bias))
+    np.testing.assert_allclose(rows_of(plan, 70), want, rtol=1e-4, atol=1e-5)
+
+
+def test_lightning(abi: Any, abi_ffi: Any) -> None:
+    plan, x = Plan(abi_ffi, abi), table(4 * 3 * 20)
+    inputs, out = plan.inputs(x, 80), plan.buffer(80)
+    plan.op("LIGHTNING", [inputs], [out], state=plan.state(4 * 400), n_head=4, head=20, slope=0.7)
+    plan.result(out)
+    want = ref_state.lightning(x.astype(np.float64).reshape(N, 4, 3, 20), 0.7)
+    np.testing.assert_allclose(rows_of(plan, 80), want, rtol=1e-4, atol=1e-4)
+
+
+def test_state_spaces_are_validated(abi: Any, abi_ffi: Any) -> None:
+    cases: list[tuple[str, list[int], list[int], dict[str, Any], str]] = [
+        ("SSM_HEADS", [32, 2], [2, 2, 3], {"n_head": 2, "head": 4, "n_group": 2, "n_state": 6}, "one of 2 is needed"),
+        ("SSM_HEADS", [32, 2], [2, 2, 2], {"n_head": 3, "head": 4, "n_group": 2, "n_state": 6}, "multiple of N_GROUP"),
+        ("SSM_HEADS", [32, 2], [2, 2, 2], {"n_head": 2, "head": 5, "n_group": 2, "n_state": 6}, "state is 60"),
+        ("SSM_CHANNELS", [6, 6, 8, 8], [40, 6, 6], {"width": 6, "n_state": 8}, "one of 48 is needed"),
+        ("SSM_CHANNELS", [6, 6, 8, 7], [48, 6, 6], {"width": 6, "n_state": 8}, r"in\[3\] is buffer"),
+        ("LIGHTNING", [48], [], {"n_head": 3, "head": 4, "slope": -1.0}, r"f\[SLOPE\]"),
+        ("LIGHTNING", [36], [], {"n_head": 2, "head": 4, "slope": 1.0}, "the op's state is 32"),
+    ]
+    for kind, widths, lengths, params, message in cases:
+        plan = Plan(abi_ffi, abi)
+        inputs, out = plan.inputs(table(sum(widths)), 64), plan.buffer(16)
+        ins = [plan.view(inputs, sum(widths[:k]), width) for k, width in enumerate(widths)]
+        plan.op(kind, ins, [out], [plan.vector(np.ones(n)) for n in lengths], state=plan.state(48), **params)
+        plan.result(out)
+        with pytest.raises(RuntimeError, match=message), plan.model():
+            pass
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"state": 1}, r"i\[STATE\] is 1; accepted: 0 to 0"),
     ({"taps": 4}, "n_floats is 8, but the op's state is 12"),

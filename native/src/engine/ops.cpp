@@ -34,6 +34,9 @@ static_assert(kLastKind == STRATA_OP_TEMPERATURE, "one entry for every op kind")
 const OpEntry kStateOps[] = {
     {run_conv, conv_scratch},
     {run_delta, delta_scratch},
+    {run_ssm_heads, ssm_heads_scratch},
+    {run_ssm_channels, ssm_channels_scratch},
+    {run_lightning, lightning_scratch},
 };
 constexpr int32_t kNStateOps = static_cast<int32_t>(sizeof kStateOps / sizeof kStateOps[0]);
 

@@ -79,19 +79,41 @@ void strided_extents(const Plan& plan, const strata_op& op, Extents& e) {
   }
 }
 
-void state_extents(const strata_op& op, Extents& e) {
+void delta_extents(const strata_op& op, Extents& e) {
   const int32_t* i = op.i;
-  if (op.kind == STRATA_OP_CONV) {
-    e.in(0, i[STRATA_CONV_I_WIDTH]);
-    e.result_heads(1, i[STRATA_CONV_I_WIDTH], 0, i[STRATA_CONV_I_OUT_OFFSET]);
-    return;
-  }
   const int64_t n_k = i[STRATA_DELTA_I_N_K], n_v = i[STRATA_DELTA_I_N_V];
   const int64_t head_k = i[STRATA_DELTA_I_HEAD_K], head_v = i[STRATA_DELTA_I_HEAD_V];
   e.in(0, 2 * n_k * head_k + n_v * head_v);
   e.in(1, i[STRATA_DELTA_I_PER_ROW] != 0 ? n_v * head_k : n_v);
   e.in(2, n_v);
   e.result(0, n_v * head_v);
+}
+
+void state_extents(const strata_op& op, Extents& e) {
+  const int32_t* i = op.i;
+  switch (op.kind) {
+    case STRATA_OP_CONV:
+      e.in(0, i[STRATA_CONV_I_WIDTH]);
+      e.result_heads(1, i[STRATA_CONV_I_WIDTH], 0, i[STRATA_CONV_I_OUT_OFFSET]);
+      break;
+    case STRATA_OP_DELTA: delta_extents(op, e); break;
+    case STRATA_OP_SSM_HEADS: {
+      const int64_t width = int64_t{i[STRATA_SSM_HEADS_I_N_HEAD]} * i[STRATA_SSM_HEADS_I_HEAD];
+      e.in(0, width + int64_t{2} * i[STRATA_SSM_HEADS_I_N_GROUP] * i[STRATA_SSM_HEADS_I_N_STATE]);
+      e.in(1, i[STRATA_SSM_HEADS_I_N_HEAD]);
+      e.result(0, width);
+      break;
+    }
+    case STRATA_OP_SSM_CHANNELS:
+      for (int32_t k = 0; k < 4; ++k) e.in(k, i[k < 2 ? STRATA_SSM_CHANNELS_I_WIDTH : STRATA_SSM_CHANNELS_I_N_STATE]);
+      e.result(0, i[STRATA_SSM_CHANNELS_I_WIDTH]);
+      break;
+    default: {  // LIGHTNING
+      const int64_t width = int64_t{i[STRATA_LIGHTNING_I_N_HEAD]} * i[STRATA_LIGHTNING_I_HEAD];
+      e.in(0, 3 * width);
+      e.result(0, width);
+    }
+  }
 }
 
 }  // namespace
@@ -125,7 +147,9 @@ int32_t op_extents(const Plan& plan, const strata_op& op, Extent* extents) {
       e.in_first(1, op.i[STRATA_MUL_I_N_VEC] > 0 ? op.i[STRATA_MUL_I_N_VEC] : op.i[STRATA_MUL_I_WIDTH]);
       e.result_first(op.i[STRATA_MUL_I_WIDTH]);
       break;
-    case STRATA_OP_CONV: case STRATA_OP_DELTA: state_extents(op, e); break;
+    case STRATA_OP_CONV: case STRATA_OP_DELTA: case STRATA_OP_SSM_HEADS: case STRATA_OP_SSM_CHANNELS: case STRATA_OP_LIGHTNING:
+      state_extents(op, e);
+      break;
     default:  // ADD, GATHER, CLAMP, TEMPERATURE: i[0] is the width of all operands
       e.in_first(0, op.i[0]);
       e.in_first(1, op.i[0]);
