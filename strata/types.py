@@ -12,6 +12,8 @@ import msgspec
 from strata.errors import BadSampling
 
 MAX_LOGPROBS = 20
+MAX_BREAKERS = 64  # each is looked for in every token of the vocabulary
+MAX_BREAKER_CHARS = 256
 
 
 class FinishReason(StrEnum):
@@ -55,17 +57,31 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if not low <= value <= high:
-                raise BadSampling(f"{name} is {value!r}; accepted: {low:g} to {high:g}")
+                bounds = f"{low:g} to {high:g}" if isinstance(high, float) else f"{low} to {high}"
+                raise BadSampling(f"{name} is {value!r}; accepted: {bounds}")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise BadSampling(f"seed is {self.seed!r}; accepted: 0 to 2^64 - 1")
         if self.n_logprobs is not None and not 0 <= self.n_logprobs <= MAX_LOGPROBS:
             raise BadSampling(f"logprobs asks for {self.n_logprobs} alternatives; accepted: 0 to {MAX_LOGPROBS}")
+        self._check_breakers()
         for token, value in self.logit_bias:
             if not 0 <= token < n_vocab:
                 raise BadSampling(f"logit_bias names token {token}; accepted: 0 to {n_vocab - 1}")
             if not (-1e9 <= value <= 1e9 or value == float("-inf")):
                 raise BadSampling(f"logit_bias for token {token} is {value!r}; accepted: a finite number or -inf")
+        if len({token for token, value in self.logit_bias if value == float("-inf")}) >= n_vocab:
+            raise BadSampling("logit_bias excludes every token of the vocabulary; at least one must be left")
         return self
+
+    def _check_breakers(self) -> None:
+        breakers = self.dry_sequence_breakers
+        if len(breakers) > MAX_BREAKERS:
+            raise BadSampling(f"dry_sequence_breakers has {len(breakers)} texts; accepted: up to {MAX_BREAKERS}")
+        longest = max(map(len, breakers), default=0)
+        if longest > MAX_BREAKER_CHARS:
+            raise BadSampling(
+                f"dry_sequence_breakers holds a text of {longest} characters; accepted: up to {MAX_BREAKER_CHARS}"
+            )
 
 
 _RANGES: tuple[tuple[str, float, float], ...] = (

@@ -163,8 +163,11 @@ class Engine:
     def _find_breakers(self, breakers: tuple[str, ...]) -> tuple[int, ...]:
         """Ids of every token whose text contains one of the strings: they end a DRY match."""
         needles = [text.encode() for text in breakers if text]
-        token_bytes = self._tokenizer.token_bytes
-        return tuple(i for i in range(self._tokenizer.n_vocab) if any(needle in token_bytes(i) for needle in needles))
+        return tuple(i for i, raw in enumerate(self._token_bytes) if any(map(raw.__contains__, needles)))
+
+    @functools.cached_property
+    def _token_bytes(self) -> list[bytes]:
+        return [self._tokenizer.token_bytes(i) for i in range(self._tokenizer.n_vocab)]
 
     def _abort(self, seq: Sequence, reason: str) -> None:
         stream = self._streams.pop(seq.seq_id, None)

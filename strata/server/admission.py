@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from strata.errors import NotReady, Overloaded
+from strata.errors import NotReady, Overloaded, RequestError
 
 _MAX_RETRY_AFTER_S = 60.0
 
@@ -43,11 +43,17 @@ class Admission:
     def admit(self, n_sequences: int) -> Generator[None]:
         """Hold places for the sequences of one request.
 
-        Raises: NotReady while draining; Overloaded when they do not fit into the places and the waiting line.
+        Raises: NotReady while draining; RequestError when they are more than all places and the waiting line, so that
+        coming back would not help; Overloaded when they do not fit beside the others.
         """
         if self.is_draining:
             raise NotReady("the server is shutting down and takes no new requests")
         room = self.n_places + self.max_waiting
+        if n_sequences > room:
+            raise RequestError(
+                f"the request needs {n_sequences} sequences; this server takes up to {room} at a time"
+                f" ({self.n_places} running, {self.max_waiting} waiting)"
+            )
         if self.n_open + n_sequences > room:
             raise Overloaded(
                 f"{self.n_open} of {room} places are taken ({self.n_places} running, {self.max_waiting} waiting), and"

@@ -235,6 +235,8 @@ class Endpoint:
             reply = await self._handler(exchange)
             await reply(exchange)
         except StrataError as error:
+            if exchange.lost_reason is not None:
+                return  # its streams were aborted for want of a reader; there is nothing to report, and nobody to tell
             if error.http_status >= 500:
                 log.error("%s failed: %s", exchange.route, error)
             await self._report(exchange, error)

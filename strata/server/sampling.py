@@ -15,6 +15,9 @@ from strata.types import SamplingParams
 
 MAX_CHOICES = 128
 MAX_STOPS = 64
+MAX_STOP_CHARS = 1024  # each; a stop string's automaton is built before the request waits, while everyone else does
+
+_ID_DIGITS = 20  # of a token id written as text
 
 _SAME_NAMES = (
     "temperature",
@@ -80,7 +83,7 @@ def _bias_tokens(pair: Any, tokenizer: TextTokenizer, *, is_pair: bool) -> list[
         return [key]
     if is_pair and isinstance(key, str):
         return tokenizer.encode(key, add_special=False, parse_special=False)
-    if isinstance(key, str) and key.isascii() and key.isdigit():
+    if isinstance(key, str) and len(key) <= _ID_DIGITS and key.isascii() and key.isdigit():
         return [int(key)]
     raise BadField("logit_bias", f"logit_bias names {shown(key)}; expected a token id")
 
@@ -101,6 +104,8 @@ def parse_stop(stop: str | list[str] | None, name: str = "stop") -> tuple[str, .
         raise BadField(name, f"{name} has {len(stops)} strings; accepted: up to {MAX_STOPS}")
     if "" in stops:
         raise BadField(name, f"{name} holds an empty string, which would stop before the first token")
+    if (longest := max(map(len, stops), default=0)) > MAX_STOP_CHARS:
+        raise BadField(name, f"{name} holds a string of {longest} characters; accepted: up to {MAX_STOP_CHARS}")
     return stops
 
 

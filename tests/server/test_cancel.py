@@ -33,7 +33,9 @@ async def test_a_disconnect_aborts_at_once(path, script, is_stream):
         assert engine.aborts == [(engine.requests[0].request_id, "disconnect")]
         assert engine.open_streams == []
         assert app.services.admission.n_open == 0
-    assert b'strata_http_lost_total{reason="disconnect"} 1.0' in app.services.metrics.render()
+    metrics = app.services.metrics.render()
+    assert b'strata_http_lost_total{reason="disconnect"} 1.0' in metrics
+    assert b'status="503"' not in metrics
 
 
 async def test_a_disconnect_aborts_every_choice():
@@ -151,6 +153,7 @@ async def test_queued_prefilling_and_decoding_sequences_free_the_engine(autojump
         await trio.sleep(1.1)
         assert (engine.snapshot().n_running, engine.snapshot().n_kv_blocks_held) == (0, 0)
         assert 2 <= len(backend.batches) - n_steps <= 4  # of the seven chunks
+    assert b'status="503"' not in app.services.metrics.render()  # an abort by the client is no failure of the server
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -198,7 +201,10 @@ async def test_a_full_queue_answers_429_with_a_time_to_come_back(autojump_clock)
 async def test_a_multi_choice_request_is_admitted_whole_or_not_at_all():
     app, engine = fake_app([end()], max_seqs=2, config=ServerConfig(max_waiting=1))
     async with memory_server(app) as server:
-        assert (await server.connect().post_json("/v1/chat/completions", CHAT | {"n": 4}))[0] == 429
+        status, body = await server.connect().post_json("/v1/chat/completions", CHAT | {"n": 4})
+        assert (status, body["error"]["code"]) == (400, "invalid_request")  # coming back would not help
+        with app.services.admission.admit(1):
+            assert (await server.connect().post_json("/v1/chat/completions", CHAT | {"n": 3}))[0] == 429
         assert engine.requests == []
         assert (await server.connect().post_json("/v1/chat/completions", CHAT | {"n": 3}))[0] == 200
 

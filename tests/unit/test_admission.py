@@ -2,7 +2,7 @@
 
 import pytest
 
-from strata.errors import NotReady, Overloaded
+from strata.errors import NotReady, Overloaded, RequestError
 from strata.server.admission import Admission
 
 
@@ -14,6 +14,13 @@ def test_places_are_given_back_whatever_happens():
             pass
     with pytest.raises(ZeroDivisionError), admission.admit(2):
         raise ZeroDivisionError
+    assert admission.n_open == 0
+
+
+def test_what_can_never_fit_is_not_told_to_come_back():
+    admission = Admission(2, 1)
+    with admission.admit(1), pytest.raises(RequestError, match="needs 4 sequences; this server takes up to 3"):
+        admission.admit(4).__enter__()
     assert admission.n_open == 0
 
 
