@@ -17,10 +17,11 @@ from strata.arch.plan_tables import ModelPlan
 from strata.arch.registry import Registry
 from strata.arch.spec import Arch
 from strata.config import Config
+from strata.engine.backend import KV_BLOCK_TOKENS
 from strata.engine.budget import Ledger, Line, Place, choose_ctx, gib_text, n_kv_blocks, ram_limit
 from strata.errors import ConfigError, ModelError
 from strata.ffi.library import Library
-from strata.ffi.native import EngineOptions, NativeModel
+from strata.ffi.native import EngineBytes, EngineOptions, NativeModel
 from strata.gguf.reader import read_gguf
 from strata.machine import machine_memory, resident_bytes
 from strata.models import demo_model_path
@@ -98,6 +99,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     max_seqs: int
     n_ctx: int | None = None  # None: the settings' or the model's own
     all_logits: bool = False  # every token's logits are wanted, not only those that are sampled from
+    text: bool = False  # texts are read or written: the tokenizer must be usable
 
 
 # ---- sources ----------------------------------------------------------------------------------------------------
@@ -144,8 +146,9 @@ def prepare(config: Config, source: Source, shape: Shape, report: Report | None 
     kv_type = config.engine.kv_type or shape.kv_type
     n_batch, n_outputs = _step_sizes(config, shape, bound.n_vocab)
     probe = make_plan(bound, n_batch=n_batch, n_outputs_max=n_outputs)
-    machine = machine_memory()
-    limit, limit_source = ram_limit(machine, config.engine.ram_limit_bytes or None)
+    if shape.text:
+        _ = source.tokenizer  # part of what the process holds
+    limit, limit_source = ram_limit(machine_memory(), config.engine.ram_limit_bytes or None)
     base_bytes = resident_bytes()
     with NativeModel(library, probe) as model:
         per_block = model.measure(EngineOptions(n_threads=1, n_kv_blocks=1, kv_type=kv_type)).kv
@@ -165,27 +168,18 @@ def prepare(config: Config, source: Source, shape: Shape, report: Report | None 
     with NativeModel(library, model_plan) as model:
         sizes = model.measure(run)
     mode, mapped = _load_mode(config, source, model_plan, limit - base_bytes - sizes.kv - sizes.state - sizes.scratch)
-    weights = model_plan.weights_bytes - mapped
-    lines = [
-        Line(name="process", place=Place.RAM, n_bytes=base_bytes, note="Python and its libraries, tokenizer"),
-        Line(name="dense weights", place=Place.RAM, n_bytes=model_plan.weights_bytes - model_plan.expert_bytes),
-        Line(name="experts", place=Place.RAM, n_bytes=weights - model_plan.weights_bytes + model_plan.expert_bytes),
-        Line(name="KV cache", place=Place.RAM, n_bytes=sizes.kv, note=f"{n_tokens} tokens, {kv_type}"),
-        Line(name="recurrent states", place=Place.RAM, n_bytes=sizes.state, note=f"{run.n_state_slots} sequences"),
-        Line(name="activations", place=Place.RAM, n_bytes=sizes.activations, note=f"steps of up to {n_batch} tokens"),
-        Line(name="scratch", place=Place.RAM, n_bytes=sizes.scratch, note=f"{run.n_threads} threads"),
-    ]
     notes = [note] if note else []
     if model_plan.states:
         notes.append("the model has recurrent states: each prompt is computed whole, earlier ones are not reused")
     if mapped:
-        lines.append(Line(name="experts in the file", place=Place.MAPPED, n_bytes=mapped, note="page cache"))
         notes.append("the experts stay in the mapped file in its own layout: the same bits, but slower")
+    if shape.text:
+        notes.extend(source.tokenizer.notes)
     ledger = Ledger(
-        lines=tuple(line for line in lines if line.n_bytes),
+        lines=_lines(model_plan, run, sizes, base_bytes, mapped),
         ram_limit_bytes=limit,
         ram_limit_source=limit_source,
-        notes=(*notes, *(source.tokenizer.notes if source.synthetic is None else ())),
+        notes=tuple(notes),
     )
     return Prepared(
         source=source,
@@ -199,9 +193,27 @@ def prepare(config: Config, source: Source, shape: Shape, report: Report | None 
     )
 
 
+def _lines(plan: ModelPlan, run: EngineOptions, sizes: EngineBytes, base_bytes: int, mapped: int) -> tuple[Line, ...]:
+    """Who holds how much; owners of nothing are left out."""
+    n_tokens = run.n_kv_blocks * KV_BLOCK_TOKENS
+    lines = [
+        Line(name="process", place=Place.RAM, n_bytes=base_bytes, note="Python and its libraries"),
+        Line(name="dense weights", place=Place.RAM, n_bytes=plan.weights_bytes - plan.expert_bytes),
+        Line(name="experts", place=Place.RAM, n_bytes=plan.expert_bytes - mapped),
+        Line(name="KV cache", place=Place.RAM, n_bytes=sizes.kv, note=f"{n_tokens} tokens, {run.kv_type}"),
+        Line(name="recurrent states", place=Place.RAM, n_bytes=sizes.state, note=f"{run.n_state_slots} sequences"),
+        Line(
+            name="activations", place=Place.RAM, n_bytes=sizes.activations, note=f"steps of up to {plan.n_batch} tokens"
+        ),
+        Line(name="scratch", place=Place.RAM, n_bytes=sizes.scratch, note=f"{run.n_threads} threads"),
+        Line(name="experts in the file", place=Place.MAPPED, n_bytes=mapped, note="page cache"),
+    ]
+    return tuple(line for line in lines if line.n_bytes)
+
+
 def prepare_serving(config: Config, source: Source, report: Report | None = None) -> Prepared:
     """The plan that `strata serve` would run with."""
-    return prepare(config, source, Shape(kv_type="f16", max_seqs=config.engine.n_parallel), report)
+    return prepare(config, source, Shape(kv_type="f16", max_seqs=config.engine.n_parallel, text=True), report)
 
 
 def plan_text(prepared: Prepared) -> str:

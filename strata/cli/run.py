@@ -49,7 +49,7 @@ def _prompt_text(args: argparse.Namespace) -> str:
 
 async def _run(args: argparse.Namespace, config: Config, source: planning.Source) -> int:
     text = _prompt_text(args)
-    prepared = planning.prepare(config, source, planning.Shape(kv_type="f16", max_seqs=1))
+    prepared = planning.prepare(config, source, planning.Shape(kv_type="f16", max_seqs=1, text=True))
     async with runtime.open_engine(config, prepared) as served:
         tokenizer = served.tokenizer
         if args.chat:
