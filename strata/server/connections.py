@@ -17,9 +17,18 @@ import hypercorn.trio.tcp_server
 import hypercorn.trio.worker_context
 import hypercorn.utils
 import trio
+from hypercorn.typing import ConnectionState
 from starlette.types import ASGIApp
 
 log = logging.getLogger("strata.server")
+
+
+class _Connection(hypercorn.trio.tcp_server.TCPServer):
+    """One connection. By itself it would stay open, its client long gone, until it has been idle for long enough."""
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        await self.idle_task.stop()
 
 
 class Connections:
@@ -30,14 +39,17 @@ class Connections:
         self._app = hypercorn.utils.wrap_app(app, config.wsgi_max_body_size, "asgi")
         self._config = config
         self._context = hypercorn.trio.worker_context.WorkerContext(None)
+        self.n_open = 0
 
     async def handle(self, stream: Any) -> None:
         """Serve one connection to its end. stream: trio's, with a `socket`. Raises: nothing but cancellation."""
-        server: Any = hypercorn.trio.tcp_server.TCPServer
+        self.n_open += 1
         try:
-            await server(self._app, self._config, self._context, {}, stream)
+            await _Connection(self._app, self._config, self._context, ConnectionState({}), stream)
         except* Exception as failures:
             log.warning("a connection failed and was closed: %s", _causes(failures))
+        finally:
+            self.n_open -= 1
 
     async def wind_down(self) -> None:
         """Let idle connections go, and close the others after their answers."""

@@ -169,7 +169,7 @@ class MemoryServer:
         self.app = app
         self.clients: list[HttpClient] = []
         self._nursery = nursery
-        self._connections = Connections(app.asgi, http_config())
+        self.connections = Connections(app.asgi, http_config())
 
     def connect(self, *, is_narrow: bool = False) -> HttpClient:
         """Return a client on a new connection; on a narrow one each send waits until the other side has read it."""
@@ -178,7 +178,7 @@ class MemoryServer:
         theirs.socket = SimpleNamespace(  # type: ignore[attr-defined]  # what the server asks of a socket
             family=socket.AF_INET, getpeername=lambda: ("127.0.0.1", 1), getsockname=lambda: ("127.0.0.1", 2)
         )
-        self._nursery.start_soon(self._connections.handle, theirs)
+        self._nursery.start_soon(self.connections.handle, theirs)
         self.clients.append(HttpClient(ours))
         return self.clients[-1]
 

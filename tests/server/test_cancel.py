@@ -75,6 +75,23 @@ async def test_an_answer_read_to_its_end_is_no_disconnect():
     assert b"strata_http_lost_total{" not in app.services.metrics.render()
 
 
+@pytest.mark.parametrize("when", ["new", "idle", "streaming", "answering"])
+async def test_a_closed_connection_is_let_go_at_once(when):
+    app, _ = fake_app([*say("abc"), end() if when == "idle" else HANG])
+    async with memory_server(app) as server:
+        client = server.connect()
+        if when != "new":
+            await client.send("POST", "/v1/chat/completions", CHAT | {"stream": when != "answering"})
+            if when != "answering":
+                answer = await client.answer()
+                await (answer.body() if when == "idle" else answer.next_event())
+        await wait_all_tasks_blocked()
+        assert server.connections.n_open == 1
+        await client.aclose()
+        await wait_all_tasks_blocked()
+        assert server.connections.n_open == 0
+
+
 async def test_a_stalled_client_loses_its_place_while_its_send_still_hangs(autojump_clock):
     app, engine = fake_app([*say("abc"), HANG], config=ServerConfig(stall_s=0.5))
     async with memory_server(app) as server:
