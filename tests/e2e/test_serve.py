@@ -59,15 +59,13 @@ def ask(api: OpenAI, stream: bool, text: str = QUESTION, **fields: object) -> st
 def test_greedy_text_is_the_same_over_threads_runs_and_streaming():
     answers = set()
     for n_threads in ("1", "2"):
-        with served("-t", n_threads) as (_, url):
-            api = client(url)
+        with served("-t", n_threads) as (_, url), client(url) as api:
             answers |= {ask(api, stream) for stream in (True, False) for _ in range(2)}
     assert answers == {ANSWER}
 
 
 def test_answers_read_as_language():
-    with served() as (_, url):
-        api = client(url)
+    with served() as (_, url), client(url) as api:
         assert ask(api, False, "What is a mixture of experts?").startswith("A mixture of experts is a neural network")
 
 
@@ -82,16 +80,14 @@ def test_concurrent_requests_get_the_answers_they_get_alone():
         "Hello!",
         "Who are you?",
     ]
-    with served("-np", "4") as (_, url), ThreadPoolExecutor(6) as pool:
-        api = client(url)
+    with served("-np", "4") as (_, url), ThreadPoolExecutor(6) as pool, client(url) as api:
         alone = [ask(api, False, text) for text in questions]
         together = list(pool.map(lambda text: ask(api, True, text), questions))
     assert together == alone
 
 
 def test_seeded_draws_repeat():
-    with served() as (_, url):
-        api = client(url)
+    with served() as (_, url), client(url) as api:
         texts = [ask(api, False, "Tell me a story.", temperature=1.0, seed=seed) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
@@ -109,8 +105,8 @@ def test_a_disconnect_stops_the_work():
 
 
 def test_idle_server_uses_no_processor_time():
-    with served() as (process, url):
-        ask(client(url), False)
+    with served() as (process, url), client(url) as api:
+        ask(api, False)
 
         def used_ticks() -> int:
             with open(f"/proc/{process.pid}/stat") as stat:
@@ -125,8 +121,8 @@ def test_idle_server_uses_no_processor_time():
 
 def test_resident_memory_is_what_the_plan_says():
     """The ledger's sum and the process's own pages agree within 5 % once the model serves."""
-    with served("-c", "1024") as (process, url):
-        ask(client(url), False)
+    with served("-c", "1024") as (process, url), client(url) as api:
+        ask(api, False)
         lines = httpx.get(f"{url}/props").json()["memory"]["lines"]
         planned = sum(line["n_bytes"] for line in lines if line["place"] == "ram")
         with open(f"/proc/{process.pid}/status") as status:
