@@ -201,6 +201,7 @@ typedef struct strata_expert_set {
 #define STRATA_ROUTER_I_N_GROUP_USED 4
 #define STRATA_ROUTER_I_NORMALIZE 5      /* weights /= max(sum, norm_min) */
 #define STRATA_ROUTER_I_SELECT_LOGITS 6  /* 1: choose by raw logits whatever the scores are */
+#define STRATA_ROUTER_I_CHUNK 7          /* G > 1: expert e is chosen as id e / G, its weight is the score at that id; 0: off */
 #define STRATA_ROUTER_F_SCALE 0          /* 1: none */
 #define STRATA_ROUTER_F_NORM_MIN 1
 #define STRATA_SCORES_SOFTMAX 1
@@ -234,6 +235,7 @@ typedef struct strata_expert_set {
 #define STRATA_ACT_NONE 0
 #define STRATA_ACT_SIGMOID 1
 #define STRATA_ACT_SILU 2
+#define STRATA_ACT_SOFTPLUS 3
 #define STRATA_OP_CLAMP 16      /* in place: clamp to [-limit, limit] */
 #define STRATA_CLAMP_I_WIDTH 0
 #define STRATA_CLAMP_F_LIMIT 0
@@ -242,6 +244,8 @@ typedef struct strata_expert_set {
 #define STRATA_TEMPERATURE_I_LENGTH 1
 #define STRATA_TEMPERATURE_I_OFFSET 2
 #define STRATA_TEMPERATURE_F_SCALE 0
+#define STRATA_OP_SCALE 18      /* in place: row *= w0[0] */
+#define STRATA_SCALE_I_WIDTH 0
 
 /* Ops with a state: each state belongs to one op, which reads and updates it token by token. */
 #define STRATA_OP_CONV 64       /* causal convolution of each of `width` channels over its last `taps` inputs: out0[c] =

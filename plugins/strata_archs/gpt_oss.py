@@ -15,7 +15,7 @@ ARCH = Arch(
         rope=Rope(style="neox", whole_head=True, window_base=Key("rope.freq_base_swa", 0.0)),
         output_bias="required",
         window=Window(),
-        sinks=True,
+        sinks="required",
     ),
     block=Block(ffn_norm="post_attention_norm"),
     moe=Moe(

@@ -16,13 +16,14 @@ from strata.arch.bind_keys import Keys
 from strata.arch.bind_mixer import MixerBinder
 from strata.arch.bind_tensors import Claims
 from strata.arch.bound import BoundArch, BoundLayer, BoundNorm, ModelFile
-from strata.arch.spec import Arch, Dim, Key
+from strata.arch.spec import Arch, Dim, Gqa, Key, Mla
 from strata.errors import BindError
 
 __all__ = ["Binding", "bind", "inspect_binding"]
 
 MAX_LAYERS = 512
 MAX_WIDTH = 2**20
+MIN_DIVISOR = 1e-6
 _LISTED_PROBLEMS = 20
 
 
@@ -67,8 +68,8 @@ def inspect_binding(arch: Arch, file: ModelFile) -> Binding:
     claims = Claims(file, arch.scales_applied)
     _read_dims(keys, arch)
     ffn = FfnBinder(keys, claims, arch)
-    attention = AttentionBinder(keys, claims, arch.attention, arch.norm)
-    mixer = None if arch.recurrent is None else MixerBinder(keys, claims, arch.recurrent)
+    attention = AttentionBinder(keys, claims, arch.attention, arch.norm, ffn.dense)
+    mixer = None if arch.recurrent is None else MixerBinder(keys, claims, arch.recurrent, arch.norm)
     layers = tuple(_layer(arch, Binders(keys, claims, attention, mixer, ffn), i) for i in range(keys.dims["n_layer"]))
     bound = _whole(arch, keys, claims, layers, file)
     return Binding(
@@ -96,7 +97,8 @@ def _read_dims(keys: Keys, arch: Arch) -> None:
     head_k = Key("attention.key_length", Dim("n_embd", over="n_head"), unset=(0,))
     dims["head_k"] = keys.integer(head_k, minimum=1, maximum=MAX_WIDTH)
     dims["n_ff"] = keys.per_layer_int(Key("feed_forward_length", 0))[0]
-    if not keys.flag(Key("attention.causal", True)):
+    judged = isinstance(arch.attention, Mla) or arch.attention.causal is True
+    if judged and not keys.flag(Key("attention.causal", True)):
         raise keys.error("attention.causal", False, "true")
 
 
@@ -106,7 +108,8 @@ def _read_heads(keys: Keys, arch: Arch) -> None:
     Layers of a hybrid may have none, or another number.
     """
     dims, key, key_kv = keys.dims, Key("attention.head_count"), Key("attention.head_count_kv", Dim("n_head"))
-    if arch.recurrent is None:
+    differ = isinstance(arch.attention, Gqa) and arch.attention.heads_by_layer
+    if arch.recurrent is None and not differ:
         dims["n_head"] = keys.integer(key, minimum=1, maximum=MAX_WIDTH)
         dims["n_head_kv"] = keys.integer(key_kv, minimum=1, maximum=dims["n_head"])
         keys.heads = [(dims["n_head"], dims["n_head_kv"])] * dims["n_block"]
@@ -115,16 +118,21 @@ def _read_heads(keys: Keys, arch: Arch) -> None:
     dims["n_head"] = next((n for n in counts if n > 0), 0)
     if dims["n_head"] == 0:
         raise keys.error(key.name, counts, f"1 to {MAX_WIDTH} in one layer at least")
-    keys.heads = list(zip(counts, keys.per_layer_int(key_kv, maximum=dims["n_head"]), strict=True))
-    dims["n_head_kv"] = next((n for _, n in keys.heads if n > 0), dims["n_head"])
+    counts_kv = keys.per_layer_int(key_kv, maximum=max(counts)) if keys.has(key_kv.name) else counts
+    keys.heads = list(zip(counts, counts_kv, strict=True))
+    dims["n_head_kv"] = next((n for n in counts_kv if n > 0), dims["n_head"])
 
 
 def _layer(arch: Arch, binders: Binders, index: int) -> BoundLayer:
     keys, claims, attention, mixer, ffn = binders
     block, lead = arch.block, f"blk.{index}."
 
-    def norm(stem: str | None) -> BoundNorm | None:
-        return None if stem is None else bind_norm(keys, claims, arch.norm, lead + stem, keys.dims["n_embd"])
+    def norm(stems: str | tuple[str, ...] | None) -> BoundNorm | None:
+        if stems is None:
+            return None
+        names = (stems,) if isinstance(stems, str) else stems
+        found = next((stem for stem in names if claims.has(f"{lead}{stem}.weight")), names[0])
+        return bind_norm(keys, claims, arch.norm, lead + found, keys.dims["n_embd"])
 
     return BoundLayer(
         index=index,
@@ -134,6 +142,8 @@ def _layer(arch: Arch, binders: Binders, index: int) -> BoundLayer:
         ffn_norm=norm(block.ffn_norm),
         post_attention_norm=norm(block.post_attention_norm),
         post_ffn_norm=norm(block.post_ffn_norm),
+        beside=ffn.beside(index),
+        output_scale=claims.optional_vector(f"{lead}layer_output_scale.weight", 1) if block.output_scale else None,
     )
 
 
@@ -141,9 +151,14 @@ def _whole(arch: Arch, keys: Keys, claims: Claims, layers: tuple[BoundLayer, ...
     n_embd, n_vocab = keys.dims["n_embd"], keys.dims["n_vocab"]
     tied = arch.head.tied and not claims.has("output.weight")
     head = claims.linear("token_embd" if tied else "output", n_embd, n_vocab)
+    if arch.head.bias != "absent":
+        head = msgspec.structs.replace(head, bias=claims.present_vector("output.bias", n_vocab, arch.head.bias))
     embedding = claims.matrix("token_embd.weight", n_embd, n_vocab)
     output_norm = bind_norm(keys, claims, arch.norm, arch.head.norm, n_embd)
     head_scale = keys.real(arch.head.scale) if arch.head.scale is not None else 1.0
+    if arch.head.divisor is not None:
+        head_scale /= keys.real(arch.head.divisor, minimum=MIN_DIVISOR)
+    residual_scale = keys.real(arch.block.residual_scale) if arch.block.residual_scale is not None else 1.0
     softcap = keys.real(arch.head.softcap, minimum=0.0) if arch.head.softcap is not None else 0.0
     embedding_scale = 1.0
     if arch.embedding_scale == "sqrt-n_embd":
@@ -166,9 +181,11 @@ def _whole(arch: Arch, keys: Keys, claims: Claims, layers: tuple[BoundLayer, ...
         head=head,
         tied=tied,
         embedding_scale=embedding_scale,
+        residual_scale=residual_scale or 1.0,
         head_scale=head_scale,
         softcap=softcap,
         parallel_residual=arch.block.residual == "parallel",
+        normed_residual=arch.block.residual == "normed",
         ignored=dict(sorted(claims.ignored.items())),
         unread_keys=keys.unread(),
     )

@@ -5,60 +5,110 @@ Only `bind` calls this. Errors: BindError for metadata at once; tensor problems 
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, cast
 
+from strata.arch.bind_attention import bind_norm
 from strata.arch.bind_keys import Keys
 from strata.arch.bind_tensors import Claims
-from strata.arch.bound import BoundExperts, BoundFfn, BoundMoe, BoundRouter, BoundTensor
-from strata.arch.spec import Arch, Experts, FeedForward, Key, Moe, Router, SharedExpert
+from strata.arch.bound import (
+    BoundAct,
+    BoundBeside,
+    BoundChunks,
+    BoundExperts,
+    BoundFfn,
+    BoundMoe,
+    BoundNorm,
+    BoundRouter,
+    BoundTensor,
+)
+from strata.arch.spec import Act, Arch, Chunks, Clamp, Experts, FeedForward, Key, Moe, Router, SharedExpert
 from strata.errors import BindError
 
 __all__ = ["FfnBinder"]
 
 MAX_EXPERTS = 1024
+NO_CLAMP = 1e-6  # a bound up to here is none
 GATING_FUNCS = {1: "softmax", 2: "sigmoid", 3: "softmax-weight", 4: "sqrt-softplus"}
 UNGATED_ACTS = ("silu", "gelu")  # the activations that make sense of `up` alone
 PARTS: tuple[Literal["gate"], Literal["up"], Literal["down"]] = ("gate", "up", "down")
 
 
 class FfnBinder:
-    """Binds the FFN of each layer; knows from which layer on there are experts."""
+    """Binds the FFN of each layer. dense: by block, whether it has no experts."""
 
     def __init__(self, keys: Keys, claims: Claims, arch: Arch) -> None:
         self._keys, self._claims, self._arch = keys, claims, arch
         n_layer, moe = keys.dims["n_layer"], arch.moe
         n_expert = keys.integer(Key("expert_count", 0), maximum=MAX_EXPERTS)
         n_used = keys.integer(Key("expert_used_count", 0), maximum=MAX_EXPERTS)
-        self._first_moe = n_layer
+        self.dense = [True] * keys.dims["n_block"]
         if moe is not None and not (moe.optional and n_expert == 0):
-            dense = moe.dense_layers
-            self._first_moe = dense if isinstance(dense, int) else keys.integer(dense)
-            self._first_moe = min(self._first_moe, n_layer)
-        if self._first_moe < n_layer:
+            self.dense = self._dense_layers(moe)
+        dense = self.dense[:n_layer]
+        if not all(dense):
             if n_expert < 1:
                 raise keys.error("expert_count", n_expert, f"1 to {MAX_EXPERTS}")
             if not 1 <= n_used <= n_expert:
                 raise keys.error("expert_used_count", n_used, f"1 to expert_count ({n_expert})")
         elif moe is None and n_expert > 0:
             raise keys.error("expert_count", n_expert, "0: the declaration has no experts")
-        if self._first_moe > 0 and arch.ffn is None:
-            raise keys.error("leading_dense_block_count", self._first_moe, "0: the declaration has no dense FFN")
+        if any(dense) and arch.ffn is None:
+            raise keys.error("leading_dense_block_count", sum(dense), "0: the declaration has no dense FFN")
         keys.dims["n_expert"], keys.dims["n_expert_used"] = n_expert, n_used
 
+    def _dense_layers(self, moe: Moe) -> list[bool]:
+        keys, n_block = self._keys, self._keys.dims["n_block"]
+        if moe.by_router:
+            return [not self._claims.has(f"blk.{i}.ffn_gate_inp.weight") for i in range(n_block)]
+        first = moe.dense_layers if isinstance(moe.dense_layers, int) else keys.integer(moe.dense_layers)
+        every = 1 if moe.every is None else keys.integer(moe.every, minimum=1)
+        return [i < first or (i + 1) % every != 0 for i in range(n_block)]
+
     def layer(self, index: int) -> BoundFfn | BoundMoe:
-        """The FFN of one block."""
-        arch, lead = self._arch, f"blk.{index}."
-        if index >= self._first_moe:
+        """The FFN of one block; the dense one where the experts are beside it."""
+        arch = self._arch
+        if not self.dense[index] and (arch.moe is None or arch.moe.beside is None):
             assert arch.moe is not None
-            return self._moe(arch.moe, lead)
+            return self._moe(arch.moe, index)
         assert arch.ffn is not None
         width = self._keys.per_layer_int(arch.ffn.width)[index]
         if width < 1:
             raise self._keys.error(arch.ffn.width.name, width, f"at least 1 in layer {index}, which has a dense FFN")
-        return self._dense(arch.ffn, lead, width)
+        return self._dense(arch.ffn, index, width)
 
-    def _dense(self, spec: FeedForward, lead: str, width: int) -> BoundFfn:
-        n_embd = self._keys.dims["n_embd"]
+    def beside(self, index: int) -> BoundBeside | None:
+        """The experts next to a block's dense FFN, if it has both."""
+        moe = self._arch.moe
+        if self.dense[index] or moe is None or moe.beside is None:
+            return None
+        spec = moe.beside
+
+        def norm(stem: str | None) -> BoundNorm | None:
+            return None if stem is None else self._norm(f"blk.{index}.{stem}")
+
+        return BoundBeside(
+            moe=self._moe(moe, index),
+            norm=self._norm(f"blk.{index}.{spec.norm}"),
+            input=spec.input,
+            post_dense_norm=norm(spec.post_dense_norm),
+            post_experts_norm=norm(spec.post_experts_norm),
+        )
+
+    def _norm(self, stem: str) -> BoundNorm:
+        return bind_norm(self._keys, self._claims, self._arch.norm, stem, self._keys.dims["n_embd"])
+
+    def _act(self, act: Act, clamp: Clamp | None, index: int) -> tuple[BoundAct, float]:
+        """A layer's activation, and its bound."""
+        if clamp is None:
+            return act, 0.0
+        limit = self._keys.per_layer_real(clamp.limit)[index]
+        if limit <= NO_CLAMP:
+            return act, 0.0
+        return ("silu-early" if clamp.form == "early" else "silu-late"), limit
+
+    def _dense(self, spec: FeedForward, index: int, width: int) -> BoundFfn:
+        n_embd, lead = self._keys.dims["n_embd"], f"blk.{index}."
         shapes = {"gate": (n_embd, width), "up": (n_embd, width), "down": (width, n_embd)}
         made = {x: self._claims.linear(f"{lead}ffn_{x}", *shape, spec.bias) for x, shape in shapes.items()}
         for x, linear in made.items():
@@ -67,40 +117,74 @@ class FfnBinder:
                 raise BindError(
                     f"{self._keys.file_name}: {lead}ffn_{x} has both a bias and a scale; accepted: one of them"
                 )
-        return BoundFfn(act=spec.act, width=width, gate=made["gate"], up=made["up"], down=made["down"])
+        act, limit = self._act(spec.act, spec.clamp, index)
+        return BoundFfn(act=act, width=width, gate=made["gate"], up=made["up"], down=made["down"], limit=limit)
 
-    def _moe(self, spec: Moe, lead: str) -> BoundMoe:
-        width = self._keys.integer(spec.experts.width, minimum=1)
-        gated = spec.shared is not None and spec.shared.gate
-        n_embd = self._keys.dims["n_embd"]
+    def _moe(self, spec: Moe, index: int) -> BoundMoe:
+        keys, n_embd = self._keys, self._keys.dims["n_embd"]
+        width = keys.integer(spec.experts.width, minimum=1)
+        shared = None if spec.shared is None else self._shared(spec.shared, index, width)
+        gated = shared is not None and spec.shared is not None and spec.shared.gate
         return BoundMoe(
-            router=self._router(spec.router, lead),
-            experts=self._experts(spec.experts, lead, width),
-            shared=self._shared(spec.shared, lead, width) if spec.shared is not None else None,
-            shared_gate=self._claims.linear(f"{lead}ffn_gate_inp_shexp", n_embd, 1) if gated else None,
+            router=self._router(spec.router, f"blk.{index}."),
+            experts=self._experts(spec.experts, index, width),
+            shared=shared,
+            shared_gate=self._claims.linear(f"blk.{index}.ffn_gate_inp_shexp", n_embd, 1) if gated else None,
+            sum_scale=spec.shared.sum_scale if shared is not None and spec.shared is not None else 1.0,
+            chunks=None if spec.chunks is None else self._chunks(spec.chunks, index),
         )
 
-    def _shared(self, spec: SharedExpert, lead: str, expert_width: int) -> BoundFfn:
-        keys, claims, n_embd = self._keys, self._claims, self._keys.dims["n_embd"]
-        if spec.width is not None:
-            width = keys.integer(spec.width, minimum=1)
-        else:
-            count = 1 if spec.count is None else keys.integer(spec.count, minimum=1, maximum=MAX_EXPERTS)
-            width = count * expert_width
-        return BoundFfn(
-            act=spec.act,
-            width=width,
-            gate=claims.linear(f"{lead}ffn_gate_shexp", n_embd, width),
-            up=claims.linear(f"{lead}ffn_up_shexp", n_embd, width),
-            down=claims.linear(f"{lead}ffn_down_shexp", width, n_embd),
+    def _chunks(self, spec: Chunks, index: int) -> BoundChunks:
+        keys, n_expert = self._keys, self._keys.dims["n_expert"]
+        group = keys.integer(spec.group, minimum=1)
+        if n_expert % group != 0:
+            raise keys.error(spec.group.name, group, f"a divisor of expert_count ({n_expert})")
+        n_embd, width, n_chunk = keys.dims["n_embd"], keys.integer(spec.width, minimum=1), n_expert // group
+        shapes = {"gate": (n_embd, width), "up": (n_embd, width), "down": (width, n_embd)}
+        gate, up, down = (
+            self._claims.expert_matrix(f"blk.{index}.ffn_{x}_chexps.weight", *shapes[x], n_chunk) for x in PARTS
         )
+        return BoundChunks(
+            group=group,
+            n_used=min(keys.dims["n_expert_used"], n_chunk),
+            scale=keys.real(spec.scale),
+            experts=BoundExperts(act="silu", width=width, gate=gate, up=up, down=down),
+        )
+
+    def _shared_width(self, spec: SharedExpert, expert_width: int) -> int:
+        """The total width, 0 for none."""
+        keys, least = self._keys, 0 if spec.optional else 1
+        count = 1 if spec.count is None else keys.integer(spec.count, minimum=least, maximum=MAX_EXPERTS)
+        each = (keys.integer(spec.each) if spec.each is not None else 0) or expert_width
+        width = keys.integer(spec.width) if spec.width is not None else 0
+        if count == 0 or (spec.optional and spec.count is None and width == 0):
+            return 0
+        return width or count * each
+
+    def _shared(self, spec: SharedExpert, index: int, expert_width: int) -> BoundFfn | None:
+        claims, n_embd = self._claims, self._keys.dims["n_embd"]
+        width, tail = self._shared_width(spec, expert_width), "_shexp" if spec.names == "shexp" else ""
+        stems = {x: f"blk.{index}.ffn_{x}{tail}" for x in PARTS}
+        if width == 0 or (spec.names == "dense" and not claims.has(f"{stems['up']}.weight")):
+            return None
+        if spec.fused:
+            gate, up = claims.split(stems["up"], n_embd, (width, width))
+        else:
+            gate, up = claims.linear(stems["gate"], n_embd, width), claims.linear(stems["up"], n_embd, width)
+        act, limit = self._act(spec.act, spec.clamp, index)
+        down = claims.linear(stems["down"], width, n_embd)
+        return BoundFfn(act=act, width=width, gate=gate, up=up, down=down, limit=limit)
 
     def _router(self, spec: Router, lead: str) -> BoundRouter:
         keys, claims = self._keys, self._claims
-        n_expert, n_used = keys.dims["n_expert"], keys.dims["n_expert_used"]
+        n_expert, n_used, n_embd = keys.dims["n_expert"], keys.dims["n_expert_used"], keys.dims["n_embd"]
         n_group, n_group_used = self._groups(n_expert, n_used)
         scores = keys.choice(spec.scores, GATING_FUNCS) if isinstance(spec.scores, Key) else spec.scores
         scale = keys.real(spec.scale) if isinstance(spec.scale, Key) else spec.scale
+        norm = None
+        if spec.input == "residual":
+            gain = claims.vector(f"{lead}ffn_gate_inp.scale", n_embd)
+            norm = BoundNorm(kind="rms", eps=keys.real(self._arch.norm.eps, minimum=0.0), gain=gain)
         return BoundRouter(
             scores=cast("Any", scores),
             n_expert=n_expert,
@@ -109,8 +193,12 @@ class FfnBinder:
             n_group_used=n_group_used,
             normalize=keys.flag(spec.normalize) if isinstance(spec.normalize, Key) else spec.normalize,
             scale=scale if scale != 0.0 else 1.0,
-            logits=claims.linear(f"{lead}ffn_gate_inp", keys.dims["n_embd"], n_expert, spec.bias),
-            select_bias=claims.present_vector(f"{lead}exp_probs_b.bias", n_expert, spec.select_bias),
+            logits=claims.linear(f"{lead}ffn_gate_inp", n_embd, n_expert, spec.bias),
+            select_bias=claims.present_vector(f"{lead}{spec.select_bias_name}", n_expert, spec.select_bias),
+            select_logits=spec.select == "logits",
+            input=spec.input,
+            norm=norm,
+            input_scale=1.0 if norm is None else 1.0 / math.sqrt(n_embd),
         )
 
     def _groups(self, n_expert: int, n_used: int) -> tuple[int, int]:
@@ -128,8 +216,13 @@ class FfnBinder:
             raise keys.error("expert_used_count", n_used, f"up to {most}, the experts of {n_group_used} groups")
         return n_group, n_group_used
 
-    def _experts(self, spec: Experts, lead: str, width: int) -> BoundExperts:
-        claims, n_embd, n_expert = self._claims, self._keys.dims["n_embd"], self._keys.dims["n_expert"]
+    def _experts(self, spec: Experts, index: int, width: int) -> BoundExperts:
+        lead, claims, n_embd, n_expert = (
+            f"blk.{index}.",
+            self._claims,
+            self._keys.dims["n_embd"],
+            self._keys.dims["n_expert"],
+        )
         weights = self._expert_weights(spec, lead, width)
         lengths = {"gate": width, "up": width, "down": n_embd}
         biases: dict[str, BoundTensor | None] = {}
@@ -142,11 +235,13 @@ class FfnBinder:
             biases[x] = claims.expert_vector(name, lengths[x], n_expert) if wanted and present else None
             own = present and claims.has(f"{stem}.weight")
             scales[x] = claims.expert_scale(stem, n_expert) if own else None
+        fused = claims.has(f"{lead}ffn_gate_up_exps.weight")
+        act, limit = self._act(spec.act, None if fused else spec.clamp, index)
         up, down = weights["up"], weights["down"]
         assert up is not None
         assert down is not None
         return BoundExperts(
-            act=spec.act,
+            act=act,
             width=width,
             gate=weights["gate"],
             up=up,
@@ -157,6 +252,8 @@ class FfnBinder:
             gate_scale=scales["gate"],
             up_scale=scales["up"],
             down_scale=scales["down"],
+            limit=limit,
+            weight_on_input=spec.weight_on_input,
         )
 
     def _expert_weights(self, spec: Experts, lead: str, width: int) -> dict[str, BoundTensor | None]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from strata.arch.bound import ModelFile
-from strata.arch.spec import Case, Dim, Key, Scalar
+from strata.arch.spec import Case, Dim, Key, Power, Scalar
 from strata.errors import BindError
 
 __all__ = ["MAX_COUNT", "Keys"]
@@ -51,6 +51,10 @@ class Keys:
             raise self.error(name, value, f"a value of type {' or '.join(kinds)}, not {kind}")
         return value
 
+    def has(self, name: str) -> bool:
+        """Whether the file holds the key."""
+        return f"{self._prefix}.{name}" in self._metadata
+
     def n_vocab(self) -> int:
         """Entries of the token list; vocab_size where a file has no list."""
         if self._kinds.get("tokenizer.ggml.tokens") == "[str]":
@@ -87,6 +91,30 @@ class Keys:
             raise self.error(key.name, value, f"a finite number, {minimum:g} to {maximum:g}")
         return float(value)
 
+    def per_layer_real(self, key: Key) -> list[float]:
+        """One finite number a block, from a scalar or an array of that length."""
+        value = self._value(key, REALS)
+        items = cast("list[Any]", value) if isinstance(value, list) else [value] * self.dims["n_block"]
+        self._check_length(key, items)
+        if not all(math.isfinite(item) for item in items):
+            raise self.error(key.name, value, "finite numbers")
+        return [float(item) for item in items]
+
+    def counts(self, key: Key, n: int) -> list[int]:
+        """n whole numbers, from an array of that length or from one for all."""
+        value = self._value(key, INTEGERS)
+        items = cast("list[Any]", value) if isinstance(value, list) else [value] * n
+        if len(items) != n:
+            raise self.error(key.name, value, f"{n} numbers")
+        return [self._checked_int(key.name, item, 0, MAX_COUNT) for item in items]
+
+    def flags(self, key: Key) -> list[bool]:
+        """One flag a block, from a boolean or an array of that length."""
+        value = self._value(key, (*FLAGS, *PATTERNS[1:]))
+        items = cast("list[Any]", value) if isinstance(value, list) else [value] * self.dims["n_block"]
+        self._check_length(key, items)
+        return [bool(item) for item in items]
+
     def flag(self, key: Key) -> bool:
         """A boolean."""
         return bool(self._value(key, FLAGS))
@@ -122,6 +150,8 @@ class Keys:
             items = cast("list[Any]", value)
             self._check_length(key, items)
             return [bool(item) for item in items]
+        if form == "flags":
+            raise self.error(key.name, value, f"an array of block_count ({n_block}) flags")
         period = self._checked_int(key.name, value, 0, MAX_COUNT)
         if period == 0:
             return [i < n_layer for i in range(n_block)]
@@ -136,12 +166,16 @@ class Keys:
             return fixed
         value = self.raw(key.name, kinds)
         if value is not None and (isinstance(value, list) or value not in key.unset):
+            if key.accepted and value not in key.accepted:
+                raise self.error(key.name, value, ", ".join(map(str, key.accepted)))
             return value
         by_shape = self._case(key.cases)
         if by_shape is not None:
             return by_shape
         if isinstance(key.default, Dim):
             return self._dim(key, key.default)
+        if isinstance(key.default, Power):
+            return key.default.factor * self.dims[key.default.name] ** key.default.exponent
         if key.default is None:
             stored = "missing" if value is None else repr(value)
             raise BindError(f"{self.file_name}: {self._prefix}.{key.name} is {stored}; this architecture needs it")

@@ -63,6 +63,11 @@ class Claims:
         """Whether the file holds a tensor of this name."""
         return name in self._tensors
 
+    def n_rows(self, name: str) -> int:
+        """Rows of a matrix of the file, 0 without one."""
+        entry = self._tensors.get(name)
+        return 0 if entry is None else _padded(entry.ne)[1]
+
     def problems(self) -> list[str]:
         """Every complaint so far, one sentence each."""
         return [*self.missing, *self.wrong, *self.unexpected]

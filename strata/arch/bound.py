@@ -17,9 +17,13 @@ from strata.arch.spec import Act
 
 __all__ = [
     "Bound",
+    "BoundAct",
     "BoundArch",
+    "BoundBeside",
+    "BoundChunks",
     "BoundExperts",
     "BoundFfn",
+    "BoundGate",
     "BoundGqa",
     "BoundLayer",
     "BoundLinear",
@@ -29,11 +33,15 @@ __all__ = [
     "BoundNorm",
     "BoundRope",
     "BoundRouter",
+    "BoundTemperature",
     "BoundTensor",
     "ModelFile",
     "Part",
     "TensorEntry",
 ]
+
+
+BoundAct = Act | Literal["silu-early", "silu-late"]
 
 
 class TensorEntry(Protocol):
@@ -70,6 +78,7 @@ class BoundRope(Bound, frozen=True, kw_only=True):
     freq_scale: 1 / rope.scaling.factor.  yarn: the correction range is blended.  magnitude: of cos and sin, complete;
     magnitude_base: the same without YaRN's own factor 1 + 0.1 ln(1 / freq_scale).
     factors, factors_long: divisors of the frequencies; the long ones serve contexts longer than n_ctx_orig.
+    still: pairs that do not turn.
     """
 
     style: Literal["norm", "neox"]
@@ -84,10 +93,30 @@ class BoundRope(Bound, frozen=True, kw_only=True):
     magnitude_base: float
     factors: BoundTensor | None = None
     factors_long: BoundTensor | None = None
+    still: tuple[int, ...] = ()
+
+
+class BoundGate(Bound, frozen=True, kw_only=True):
+    """The heads' results are multiplied by act(linear u): one factor a head, or one an element."""
+
+    linear: BoundLinear
+    act: Literal["sigmoid", "softplus"]
+    by_head: bool
+
+
+class BoundTemperature(Bound, frozen=True, kw_only=True):
+    """Queries are multiplied by 1 + scale * ln(1 + floor((pos + offset) / length))."""
+
+    scale: float
+    length: int
+    offset: int
 
 
 class BoundGqa(Bound, frozen=True, kw_only=True, tag="gqa"):
-    """Grouped-query attention; window 0, clamp 0, softcap 0: none."""
+    """Grouped-query attention; window 0, clamp 0, softcap 0: none. rope None: no rotation. output_scale 1: none.
+
+    query_gate: q gives [query | gate] of each head. chunked: the window is a chunk. A QK norm without a gain is x / rms(x).
+    """
 
     n_head: int
     n_head_kv: int
@@ -98,21 +127,27 @@ class BoundGqa(Bound, frozen=True, kw_only=True, tag="gqa"):
     k: BoundLinear
     v: BoundLinear
     output: BoundLinear
-    rope: BoundRope
+    rope: BoundRope | None
     qk_norm_over: Literal["head", "row"]
+    qk_norm_after_rope: bool = False
     q_norm: BoundNorm | None = None
     k_norm: BoundNorm | None = None
     window: int = 0
+    chunked: bool = False
+    causal: bool = True
     sinks: BoundTensor | None = None
     clamp: float = 0.0
     softcap: float = 0.0
+    temperature: BoundTemperature | None = None
+    gate: BoundGate | None = None
+    query_gate: bool = False
+    output_scale: float = 1.0
 
 
 class BoundMla(Bound, frozen=True, kw_only=True, tag="mla"):
     """Latent attention. A head's query is [nope | n_rot]; nope = k_mla - n_rot.
 
-    Either q, or q_a, q_a_norm and q_b. Either k_b and v_b (absorbed form), or kv_b (ordinary attention, n_head heads).
-    temperature_scale 0: none.
+    rope None: no rotation. Either q, or q_a, q_a_norm and q_b. Either k_b and v_b (absorbed form), or kv_b (ordinary attention, n_head heads).
     """
 
     n_head: int
@@ -121,7 +156,7 @@ class BoundMla(Bound, frozen=True, kw_only=True, tag="mla"):
     n_rot: int
     kv_rank: int
     scale: float
-    rope: BoundRope
+    rope: BoundRope | None
     kv_a: BoundLinear
     kv_a_norm: BoundNorm
     output: BoundLinear
@@ -132,22 +167,25 @@ class BoundMla(Bound, frozen=True, kw_only=True, tag="mla"):
     k_b: BoundTensor | None = None
     v_b: BoundTensor | None = None
     kv_b: BoundLinear | None = None
-    temperature_scale: float = 0.0
-    temperature_length: int = 0
+    temperature: BoundTemperature | None = None
 
 
 class BoundFfn(Bound, frozen=True, kw_only=True, tag="dense"):
-    """down(act(gate x, up x))."""
+    """down(act(gate x, up x)). limit: the bound of the clamped activations."""
 
-    act: Act
+    act: BoundAct
     width: int
     gate: BoundLinear
     up: BoundLinear
     down: BoundLinear
+    limit: float = 0.0
 
 
 class BoundRouter(Bound, frozen=True, kw_only=True):
-    """n_group 0 or 1: no groups. scale 1: none."""
+    """n_group 0 or 1: no groups. scale 1: none.
+
+    input residual: the logits are computed from norm(a) * input_scale, a the stream behind the attention.
+    """
 
     scores: Literal["softmax", "sigmoid", "softmax-weight", "sqrt-softplus"]
     n_expert: int
@@ -158,12 +196,16 @@ class BoundRouter(Bound, frozen=True, kw_only=True):
     scale: float
     logits: BoundLinear
     select_bias: BoundTensor | None = None
+    select_logits: bool = False
+    input: Literal["ffn", "layer", "residual"] = "ffn"
+    norm: BoundNorm | None = None
+    input_scale: float = 1.0
 
 
 class BoundExperts(Bound, frozen=True, kw_only=True):
     """Routed experts: expert matrices; biases [width] or [n_embd] and scales [1] per expert. gate None: act(up)."""
 
-    act: Act
+    act: BoundAct
     width: int
     gate: BoundTensor | None
     up: BoundTensor
@@ -174,21 +216,48 @@ class BoundExperts(Bound, frozen=True, kw_only=True):
     gate_scale: BoundTensor | None = None
     up_scale: BoundTensor | None = None
     down_scale: BoundTensor | None = None
+    limit: float = 0.0
+    weight_on_input: bool = False
+
+
+class BoundChunks(Bound, frozen=True, kw_only=True):
+    """Experts of groups of `group` routed ones, of which n_used are applied to the routed sum and added times scale."""
+
+    group: int
+    n_used: int
+    scale: float
+    experts: BoundExperts
 
 
 class BoundMoe(Bound, frozen=True, kw_only=True, tag="moe"):
-    """Router, routed experts, and perhaps a shared expert, whose result sigmoid(shared_gate x) multiplies if given."""
+    """Router, routed experts, and perhaps a shared expert, whose result sigmoid(shared_gate x) multiplies if given.
+
+    sum_scale: factor on routed plus shared.
+    """
 
     router: BoundRouter
     experts: BoundExperts
     shared: BoundFfn | None = None
     shared_gate: BoundLinear | None = None
+    sum_scale: float = 1.0
+    chunks: BoundChunks | None = None
+
+
+class BoundBeside(Bound, frozen=True, kw_only=True):
+    """Routed experts beside a layer's dense FFN: post_dense(ffn(...)) + post_experts(moe(norm(input)))."""
+
+    moe: BoundMoe
+    norm: BoundNorm
+    input: Literal["layer", "residual"]
+    post_dense_norm: BoundNorm | None = None
+    post_experts_norm: BoundNorm | None = None
 
 
 class BoundLayer(Bound, frozen=True, kw_only=True):
     """One block; a recurrent layer has its mixer as `attention`.
 
-    ffn_norm None: the FFN reads the attention's normed input (parallel residual).
+    ffn_norm None: the FFN reads the attention's normed input (parallel residual). beside: experts next to the dense
+    `ffn`. output_scale: one number that multiplies the layer's result.
     """
 
     index: int
@@ -198,12 +267,15 @@ class BoundLayer(Bound, frozen=True, kw_only=True):
     ffn_norm: BoundNorm | None = None
     post_attention_norm: BoundNorm | None = None
     post_ffn_norm: BoundNorm | None = None
+    beside: BoundBeside | None = None
+    output_scale: BoundTensor | None = None
 
 
 class BoundArch(Bound, frozen=True, kw_only=True):
     """A whole model: the only input of `plan`.
 
-    head: the output matrix; `tied` when it is the token embedding. embedding_scale 1, head_scale 1, softcap 0: none.
+    head: the output matrix; `tied` when it is the token embedding. embedding_scale, residual_scale (of each sublayer's
+    result) and head_scale 1, softcap 0: none.
     ignored: tensor name -> why. unread_keys: metadata of this architecture that nothing reads.
     """
 
@@ -220,8 +292,10 @@ class BoundArch(Bound, frozen=True, kw_only=True):
     head: BoundLinear
     tied: bool
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
     head_scale: float = 1.0
     softcap: float = 0.0
     parallel_residual: bool = False
+    normed_residual: bool = False
     ignored: dict[str, str] = msgspec.field(default_factory=dict)
     unread_keys: tuple[str, ...] = ()

@@ -42,11 +42,11 @@ class BoundTensor(Bound, frozen=True, kw_only=True):
 
 
 class BoundNorm(Bound, frozen=True, kw_only=True):
-    """eps inside the root; gain and bias of the normed vector's width."""
+    """eps inside the root; gain and bias of the normed vector's width, gain None: 1."""
 
     kind: Literal["rms", "layer"]
     eps: float
-    gain: BoundTensor
+    gain: BoundTensor | None
     bias: BoundTensor | None = None
 
 

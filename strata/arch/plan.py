@@ -5,10 +5,12 @@ A plan depends on the sizes given to `plan` and on nothing else; equal inputs gi
 
 from __future__ import annotations
 
-from strata.arch.bound import BoundArch, BoundGqa, BoundLayer, BoundMla
+from typing import NamedTuple
+
+from strata.arch.bound import BoundArch, BoundGqa, BoundLayer, BoundMla, BoundMoe
 from strata.arch.plan_attention import emit_attention
 from strata.arch.plan_builder import PlanBuilder
-from strata.arch.plan_ffn import emit_ffn
+from strata.arch.plan_ffn import emit_dense, emit_logits, emit_moe
 from strata.arch.plan_linear import emit_norm
 from strata.arch.plan_memory import Value
 from strata.arch.plan_mixer import emit_mixer
@@ -30,7 +32,10 @@ def plan(bound: BoundArch, *, n_batch: int, n_outputs_max: int, n_ctx: int | Non
     builder.op("embed", [], [x], [bound.embedding], scale=bound.embedding_scale)
     for layer in bound.layers:
         builder.layer = layer.index
-        _emit_layer(builder, x, layer)
+        if bound.normed_residual:
+            _emit_normed_layer(builder, x, layer, bound.residual_scale)
+        else:
+            _emit_layer(builder, x, layer, bound.residual_scale)
     builder.layer = -1
     wanted = builder.value(bound.n_embd, Rows.OUTPUTS)
     builder.op("gather", [x], [wanted], width=bound.n_embd)
@@ -43,22 +48,78 @@ def plan(bound: BoundArch, *, n_batch: int, n_outputs_max: int, n_ctx: int | Non
     return builder.finish(bound, n_batch, n_outputs_max)
 
 
-def _emit_layer(builder: PlanBuilder, x: Value, layer: BoundLayer) -> None:
+def _emit_layer(builder: PlanBuilder, x: Value, layer: BoundLayer, residual_scale: float) -> None:
     """One block; x, the residual stream, is updated in place."""
+    early = _before_attention(builder, x, layer)
     normed = emit_norm(builder, x, layer.attention_norm)
-    mixer = layer.attention
-    is_attention = isinstance(mixer, BoundGqa | BoundMla)
-    a = emit_attention(builder, normed, mixer) if is_attention else emit_mixer(builder, normed, mixer)
+    a = _emit_mixing(builder, normed, layer)
     if layer.post_attention_norm is not None:
         emit_norm(builder, a, layer.post_attention_norm, out=a)
-    _add(builder, x, a)
+    _add(builder, x, a, residual_scale)
     if layer.ffn_norm is not None:
         normed = emit_norm(builder, x, layer.ffn_norm)
-    f = emit_ffn(builder, normed, layer.ffn)
+    f = _emit_ffn(builder, x, normed, layer, early)
     if layer.post_ffn_norm is not None:
         emit_norm(builder, f, layer.post_ffn_norm, out=f)
-    _add(builder, x, f)
+    _add(builder, x, f, residual_scale)
+    if layer.output_scale is not None:
+        builder.op("scale", [x], [x], [layer.output_scale], width=x.width)
 
 
-def _add(builder: PlanBuilder, x: Value, y: Value) -> None:
-    builder.op("add", [x, y], [x], width=x.width, a=1.0, b=1.0)
+def _emit_mixing(builder: PlanBuilder, normed: Value, layer: BoundLayer) -> Value:
+    mixer = layer.attention
+    if isinstance(mixer, BoundGqa | BoundMla):
+        return emit_attention(builder, normed, mixer)
+    return emit_mixer(builder, normed, mixer)
+
+
+def _emit_normed_layer(builder: PlanBuilder, x: Value, layer: BoundLayer, scale: float) -> None:
+    """One block whose sublayers add to their normed inputs, each times `scale`."""
+    assert layer.ffn_norm is not None
+    normed = emit_norm(builder, x, layer.attention_norm)
+    a = _emit_mixing(builder, normed, layer)
+    builder.op("add", [normed, a], [x], width=x.width, a=scale, b=1.0)
+    normed = emit_norm(builder, x, layer.ffn_norm)
+    f = _emit_ffn(builder, x, normed, layer, _Early())
+    builder.op("add", [normed, f], [x], width=x.width, a=scale, b=1.0)
+
+
+class _Early(NamedTuple):
+    """What a layer computes from its input before the attention changes the stream."""
+
+    logits: Value | None = None
+    routed: Value | None = None
+
+
+def _before_attention(builder: PlanBuilder, x: Value, layer: BoundLayer) -> _Early:
+    if layer.beside is not None and layer.beside.input == "layer":
+        beside = layer.beside
+        return _Early(routed=emit_moe(builder, emit_norm(builder, x, beside.norm), beside.moe, None))
+    if isinstance(layer.ffn, BoundMoe) and layer.ffn.router.input == "layer":
+        return _Early(logits=emit_logits(builder, x, layer.ffn.router))
+    return _Early()
+
+
+def _emit_ffn(builder: PlanBuilder, x: Value, normed: Value, layer: BoundLayer, early: _Early) -> Value:
+    """The FFN of the normed stream; the experts beside it read the stream x itself, behind their own norm."""
+    if isinstance(layer.ffn, BoundMoe):
+        logits = emit_logits(builder, x, layer.ffn.router) if layer.ffn.router.input == "residual" else early.logits
+        return emit_moe(builder, normed, layer.ffn, logits)
+    f = emit_dense(builder, normed, layer.ffn)
+    if layer.beside is None:
+        return f
+    if layer.beside.post_dense_norm is not None:
+        emit_norm(builder, f, layer.beside.post_dense_norm, out=f)
+    routed = early.routed
+    if routed is None:
+        router = layer.beside.moe.router
+        logits = emit_logits(builder, x, router) if router.input == "residual" else None
+        routed = emit_moe(builder, emit_norm(builder, x, layer.beside.norm), layer.beside.moe, logits)
+    if layer.beside.post_experts_norm is not None:
+        emit_norm(builder, routed, layer.beside.post_experts_norm, out=routed)
+    _add(builder, f, routed, 1.0)
+    return f
+
+
+def _add(builder: PlanBuilder, x: Value, y: Value, scale: float) -> None:
+    builder.op("add", [x, y], [x], width=x.width, a=1.0, b=scale)

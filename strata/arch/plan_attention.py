@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-from strata.arch.bound import BoundGqa, BoundMla
+from strata.arch.bound import BoundGqa, BoundMla, BoundTemperature
 from strata.arch.plan_builder import PlanBuilder
 from strata.arch.plan_linear import emit_linears, emit_norm, emit_norm_heads
 from strata.arch.plan_memory import Value
-from strata.arch.plan_tables import WindowKind
+from strata.arch.plan_tables import Act, WindowKind
 
 __all__ = ["emit_attention"]
+
+
+GATE_ACTS = {"sigmoid": Act.SIGMOID, "softplus": Act.SOFTPLUS}
 
 
 def emit_attention(plan: PlanBuilder, x: Value, attention: BoundGqa | BoundMla) -> Value:
     """Attention of the normed input x; its result has the model's width."""
     heads = _gqa(plan, x, attention) if isinstance(attention, BoundGqa) else _mla(plan, x, attention)
-    return emit_linears(plan, heads, [attention.output])[0]
+    out = emit_linears(plan, heads, [attention.output])[0]
+    if isinstance(attention, BoundGqa) and attention.output_scale != 1.0:
+        plan.op("add", [out], [out], width=out.width, a=attention.output_scale)
+    return out
 
 
 def _gqa(plan: PlanBuilder, x: Value, a: BoundGqa) -> Value:
-    q, k, v = emit_linears(plan, x, [a.q, a.k, a.v])
+    gates = [] if a.gate is None else [a.gate.linear]
+    q, k, v, *factors = emit_linears(plan, x, [a.q, a.k, a.v, *gates])
+    if a.query_gate:
+        q, gate = _cut_heads(plan, q, a)
+        factors.append(gate)
     if a.clamp > 0.0:
         for value in (q, k, v):
             plan.op("clamp", [value], [value], width=value.width, limit=a.clamp)
-    for value, norm, n_head in ((q, a.q_norm, a.n_head), (k, a.k_norm, a.n_head_kv)):
-        if norm is not None:
-            n_vec = n_head if a.qk_norm_over == "head" else 1
-            emit_norm_heads(plan, value, value, norm, n_vec, value.width // n_vec)
-    table = plan.rope(a.rope)
-    plan.op("rope", [q], [q], table=table, n_head=a.n_head, stride=a.head_k)
-    plan.op("rope", [k], [k], table=table, n_head=a.n_head_kv, stride=a.head_k)
+    if not a.qk_norm_after_rope:
+        _qk_norms(plan, q, k, a)
+    if a.rope is not None:
+        table = plan.rope(a.rope)
+        plan.op("rope", [q], [q], table=table, n_head=a.n_head, stride=a.head_k)
+        plan.op("rope", [k], [k], table=table, n_head=a.n_head_kv, stride=a.head_k)
+    if a.qk_norm_after_rope:
+        _qk_norms(plan, q, k, a)
+    _temperature(plan, q, a.temperature)
     out = plan.value(a.n_head * a.head_v)
     plan.op(
         "attention",
@@ -38,12 +50,33 @@ def _gqa(plan: PlanBuilder, x: Value, a: BoundGqa) -> Value:
         kv_layer=plan.kv_layer(a.n_head_kv, a.head_k, a.head_v),
         n_head=a.n_head,
         window=a.window,
-        window_kind=int(WindowKind.STANDARD),
-        causal=1,
+        window_kind=int(WindowKind.CHUNKED if a.chunked else WindowKind.STANDARD),
+        causal=int(a.causal),
         scale=a.scale,
         softcap=a.softcap,
     )
+    if a.query_gate:
+        plan.op("mul", [out, factors[-1]], [out], width=out.width, act=int(Act.SIGMOID))
+    if a.gate is not None:
+        n_vec = a.n_head if a.gate.by_head else 0
+        plan.op("mul", [out, factors[0]], [out], width=out.width, n_vec=n_vec, act=int(GATE_ACTS[a.gate.act]))
     return out
+
+
+def _cut_heads(plan: PlanBuilder, rows: Value, a: BoundGqa) -> tuple[Value, Value]:
+    """The first and the second half of each head's 2 * head_k values."""
+    halves = plan.value(a.n_head * a.head_k), plan.value(a.n_head * a.head_k)
+    for k, half in enumerate(halves):
+        strides = {"in_stride": 2 * a.head_k, "in_offset": k * a.head_k, "out_stride": a.head_k}
+        plan.op("copy", [rows], [half], n_head=a.n_head, width=a.head_k, **strides)
+    return halves
+
+
+def _qk_norms(plan: PlanBuilder, q: Value, k: Value, a: BoundGqa) -> None:
+    for value, norm, n_head in ((q, a.q_norm, a.n_head), (k, a.k_norm, a.n_head_kv)):
+        if norm is not None:
+            n_vec = n_head if a.qk_norm_over == "head" else 1
+            emit_norm_heads(plan, value, value, norm, n_vec, value.width // n_vec)
 
 
 def _mla(plan: PlanBuilder, x: Value, a: BoundMla) -> Value:
@@ -54,18 +87,18 @@ def _mla(plan: PlanBuilder, x: Value, a: BoundMla) -> Value:
     else:
         assert a.q is not None
         q, row = emit_linears(plan, x, [a.q, a.kv_a])
-    table = plan.rope(a.rope)
     # in place: the row's first kv_rank floats become the normed latent, the rest the rotated key part
     emit_norm_heads(plan, row, row, a.kv_a_norm, n_vec=1, width=a.kv_rank)
-    plan.op("rope", [row], [row], table=table, n_head=1, stride=a.n_rot, offset=a.kv_rank)
-    plan.op("rope", [q], [q], table=table, n_head=a.n_head, stride=a.k_mla, offset=a.k_mla - a.n_rot)
+    if a.rope is not None:
+        table = plan.rope(a.rope)
+        plan.op("rope", [row], [row], table=table, n_head=1, stride=a.n_rot, offset=a.kv_rank)
+        plan.op("rope", [q], [q], table=table, n_head=a.n_head, stride=a.k_mla, offset=a.k_mla - a.n_rot)
     return _mla_absorbed(plan, q, row, a) if a.kv_b is None else _mla_unfactored(plan, q, row, a)
 
 
-def _temperature(plan: PlanBuilder, q: Value, a: BoundMla) -> None:
-    if a.temperature_scale != 0.0:
-        length = a.temperature_length
-        plan.op("temperature", [q], [q], width=q.width, length=length, scale=a.temperature_scale)
+def _temperature(plan: PlanBuilder, q: Value, t: BoundTemperature | None) -> None:
+    if t is not None:
+        plan.op("temperature", [q], [q], width=q.width, length=t.length, offset=t.offset, scale=t.scale)
 
 
 def _mla_absorbed(plan: PlanBuilder, q: Value, row: Value, a: BoundMla) -> Value:
@@ -84,7 +117,7 @@ def _mla_absorbed(plan: PlanBuilder, q: Value, row: Value, a: BoundMla) -> Value
         out_stride=row.width,
         out_offset=a.kv_rank,
     )
-    _temperature(plan, q_latent, a)
+    _temperature(plan, q_latent, a.temperature)
     latent = plan.value(a.n_head * a.kv_rank)
     plan.op(
         "attention",
@@ -121,7 +154,7 @@ def _mla_unfactored(plan: PlanBuilder, q: Value, row: Value, a: BoundMla) -> Val
         out_offset=nope,
     )
     plan.op("copy", [kv], [v], n_head=a.n_head, width=a.v_mla, in_stride=pair, in_offset=nope, out_stride=a.v_mla)
-    _temperature(plan, q, a)
+    _temperature(plan, q, a.temperature)
     out = plan.value(a.n_head * a.v_mla)
     plan.op(
         "attention",

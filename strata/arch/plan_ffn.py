@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from strata.arch.bound import BoundExperts, BoundFfn, BoundMoe, BoundRouter
+from strata.arch.bound import BoundChunks, BoundExperts, BoundFfn, BoundMoe, BoundRouter
 from strata.arch.plan_builder import PlanBuilder
-from strata.arch.plan_linear import emit_linears
+from strata.arch.plan_linear import emit_linears, emit_norm
 from strata.arch.plan_memory import Value
 from strata.arch.plan_tables import Glu, Scores
 
-__all__ = ["emit_ffn"]
+__all__ = ["emit_dense", "emit_logits", "emit_moe"]
 
-GATED = {"silu": Glu.SILU, "gelu": Glu.GELU, "swiglu-oai": Glu.SWIGLU_OAI}
+GATED = {
+    "silu": Glu.SILU,
+    "gelu": Glu.GELU,
+    "relu": Glu.RELU,
+    "swiglu-oai": Glu.SWIGLU_OAI,
+    "silu-early": Glu.SILU_CLAMP_EARLY,
+    "silu-late": Glu.SILU_CLAMP_LATE,
+}
 UNGATED = {"silu": Glu.UP_SILU, "gelu": Glu.UP_GELU}
 SCORES = {
     "softmax": Scores.SOFTMAX,
@@ -24,40 +31,88 @@ OAI_SLOPE, OAI_LIMIT = 1.702, 7.0
 WEIGHT_SUM_MIN = 2.0**-14
 
 
-def _glu_limits(act: str) -> tuple[float, float]:
-    return (OAI_SLOPE, OAI_LIMIT) if act == "swiglu-oai" else (0.0, 0.0)
+def _glu_limits(act: str, limit: float) -> tuple[float, float]:
+    return (OAI_SLOPE, OAI_LIMIT) if act == "swiglu-oai" else (limit, 0.0)
 
 
-def emit_ffn(plan: PlanBuilder, x: Value, ffn: BoundFfn | BoundMoe) -> Value:
-    """The FFN of the normed input x; its result has the model's width."""
-    if isinstance(ffn, BoundFfn):
-        return _dense(plan, x, ffn)
-    return _moe(plan, x, ffn)
-
-
-def _dense(plan: PlanBuilder, x: Value, ffn: BoundFfn) -> Value:
+def emit_dense(plan: PlanBuilder, x: Value, ffn: BoundFfn) -> Value:
+    """A dense FFN of the normed input x; its result has the model's width."""
     gate, up = emit_linears(plan, x, [ffn.gate, ffn.up])
-    p0, p1 = _glu_limits(ffn.act)
+    p0, p1 = _glu_limits(ffn.act, ffn.limit)
     plan.op("glu", [gate, up], [up], kind=int(GATED[ffn.act]), width=up.width, p0=p0, p1=p1)
     return emit_linears(plan, up, [ffn.down])[0]
 
 
-def _moe(plan: PlanBuilder, x: Value, moe: BoundMoe) -> Value:
-    router = moe.router
-    selection = _router(plan, x, router)
-    shared = _dense(plan, x, moe.shared) if moe.shared is not None else None
+def emit_logits(plan: PlanBuilder, x: Value, router: BoundRouter) -> Value:
+    """The router's logits of the stream x, for routers that do not read the experts' input."""
+    if router.norm is not None:
+        x = emit_norm(plan, x, router.norm)
+        plan.op("add", [x], [x], width=x.width, a=router.input_scale)
+    return emit_linears(plan, x, [router.logits])[0]
+
+
+def emit_moe(plan: PlanBuilder, x: Value, moe: BoundMoe, logits: Value | None) -> Value:
+    """Routed and shared experts of the normed input x. logits: the router's, computed from x where None."""
+    router, experts = moe.router, moe.experts
+    if logits is None:
+        logits = emit_linears(plan, x, [router.logits])[0]
+    selection = _selection(plan, logits, router)
+    shared = emit_dense(plan, x, moe.shared) if moe.shared is not None else None
     gate = emit_linears(plan, x, [moe.shared_gate])[0] if moe.shared_gate is not None else None
-    index = plan.expert_set(moe.experts, _set_numbers(plan.layer, moe.experts, router))
-    n_out = moe.experts.down.n_rows
-    rows = plan.value(router.n_used * n_out)
+    out = _experts(plan, x, selection, experts, router.n_expert, router.n_used)
+    plan.op(
+        "combine",
+        [out.rows, selection, shared, gate],
+        [out.sum],
+        n_used=router.n_used,
+        width=out.sum.width,
+        unit_weights=int(experts.weight_on_input),
+    )
+    if moe.sum_scale != 1.0:
+        plan.op("add", [out.sum], [out.sum], width=out.sum.width, a=moe.sum_scale)
+    return out.sum if moe.chunks is None else _chunks(plan, out.sum, logits, router, moe.chunks)
+
+
+class _Outputs(NamedTuple):
+    """One row for each chosen expert, and the place of their sum."""
+
+    rows: Value
+    sum: Value
+
+
+def _experts(
+    plan: PlanBuilder, x: Value, selection: Value, experts: BoundExperts, n_expert: int, n_used: int
+) -> _Outputs:
+    index = plan.expert_set(experts, _set_numbers(plan.layer, experts, n_expert, n_used))
+    n_out = experts.down.n_rows
+    rows = plan.value(n_used * n_out)
     plan.op("experts", [x, selection], [rows], set=index)
-    out = plan.value(n_out)
-    plan.op("combine", [rows, selection, shared, gate], [out], n_used=router.n_used, width=n_out)
-    return out
+    return _Outputs(rows, plan.value(n_out))
 
 
-def _router(plan: PlanBuilder, x: Value, router: BoundRouter) -> Value:
-    logits = emit_linears(plan, x, [router.logits])[0]
+def _chunks(plan: PlanBuilder, m: Value, logits: Value, router: BoundRouter, chunks: BoundChunks) -> Value:
+    """m plus the scaled result of the groups' experts for m."""
+    selection = plan.value(2 * chunks.n_used)
+    plan.op(
+        "router",
+        [logits],
+        [selection],
+        n_expert=router.n_expert,
+        n_used=chunks.n_used,
+        scores=int(Scores.SOFTMAX),
+        select_logits=1,
+        chunk=chunks.group,
+        normalize=1,
+        scale=1.0,
+        norm_min=WEIGHT_SUM_MIN,
+    )
+    out = _experts(plan, m, selection, chunks.experts, router.n_expert // chunks.group, chunks.n_used)
+    plan.op("combine", [out.rows, selection], [out.sum], n_used=chunks.n_used, width=m.width)
+    plan.op("add", [m, out.sum], [m], width=m.width, a=1.0, b=chunks.scale)
+    return m
+
+
+def _selection(plan: PlanBuilder, logits: Value, router: BoundRouter) -> Value:
     selection = plan.value(2 * router.n_used)
     plan.op(
         "router",
@@ -70,24 +125,25 @@ def _router(plan: PlanBuilder, x: Value, router: BoundRouter) -> Value:
         n_group=router.n_group,
         n_group_used=router.n_group_used,
         normalize=int(router.normalize),
+        select_logits=int(router.select_logits),
         scale=router.scale,
         norm_min=WEIGHT_SUM_MIN if router.normalize else 0.0,
     )
     return selection
 
 
-def _set_numbers(layer: int, experts: BoundExperts, router: BoundRouter) -> dict[str, Any]:
-    p0, p1 = _glu_limits(experts.act)
+def _set_numbers(layer: int, experts: BoundExperts, n_expert: int, n_used: int) -> dict[str, Any]:
+    p0, p1 = _glu_limits(experts.act, experts.limit)
     kinds = UNGATED if experts.gate is None else GATED
     return {
         "layer": layer,
-        "n_expert": router.n_expert,
-        "n_used": router.n_used,
+        "n_expert": n_expert,
+        "n_used": n_used,
         "glu": int(kinds[experts.act]),
         "n_in": experts.up.n_cols,
         "n_ff": experts.width,
         "n_out": experts.down.n_rows,
-        "weight_on_input": 0,
+        "weight_on_input": int(experts.weight_on_input),
         "p0": p0,
         "p1": p1,
     }

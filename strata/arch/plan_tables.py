@@ -59,6 +59,7 @@ class NormKind(IntEnum):
 
     RMS = 0
     LAYER = 1
+    L2 = 2
 
 
 class Glu(IntEnum):
@@ -66,7 +67,10 @@ class Glu(IntEnum):
 
     SILU = 0
     GELU = 1
+    RELU = 2
     SWIGLU_OAI = 3
+    SILU_CLAMP_EARLY = 4
+    SILU_CLAMP_LATE = 5
     UP_SILU = 7
     UP_GELU = 9
 
@@ -86,12 +90,14 @@ class Act(IntEnum):
     NONE = 0
     SIGMOID = 1
     SILU = 2
+    SOFTPLUS = 3
 
 
 class WindowKind(IntEnum):
     """STRATA_WINDOW_*"""
 
     STANDARD = 0
+    CHUNKED = 1
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

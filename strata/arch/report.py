@@ -8,6 +8,7 @@ from itertools import groupby
 
 from strata.arch.bind import Binding
 from strata.arch.bound import BoundArch, BoundGqa, BoundLayer, BoundMixer, BoundMla, BoundMoe
+from strata.arch.bound_mixer import BoundGatedDelta, BoundKda, BoundMamba, BoundMamba2, BoundShortConv
 from strata.arch.plan_tables import ModelPlan
 
 __all__ = ["binding_report", "kv_bytes_per_token", "plan_summary"]
@@ -83,7 +84,17 @@ def _layer_text(layer: BoundLayer) -> str:
 
 
 def _mixer_text(mixer: BoundMixer) -> str:
-    return f"short convolution of {mixer.conv.width} channels over {mixer.conv.taps} tokens"
+    if isinstance(mixer, BoundShortConv):
+        return f"short convolution of {mixer.conv.width} channels over {mixer.conv.taps} tokens"
+    if isinstance(mixer, BoundGatedDelta):
+        return f"gated delta net, {mixer.n_v}/{mixer.n_k} heads of {mixer.head}"
+    if isinstance(mixer, BoundKda):
+        return f"KDA, {mixer.n_head} heads of {mixer.head}"
+    if isinstance(mixer, BoundMamba):
+        return f"Mamba, {mixer.conv.width} channels of {mixer.n_state} states"
+    if isinstance(mixer, BoundMamba2):
+        return f"Mamba 2, {mixer.n_head} heads of {mixer.head} with {mixer.n_state} states, {mixer.n_group} groups"
+    return f"lightning attention, {mixer.n_head} heads of {mixer.head}"
 
 
 def _attention_text(a: BoundGqa | BoundMla) -> str:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Case", "Dim", "DimName", "Key", "Norm", "Presence", "Scalar", "Word"]
+__all__ = ["Case", "Dim", "DimName", "Key", "Norm", "Power", "Presence", "Scalar", "Word"]
 
 Presence = Literal["required", "if-present", "absent"]
 DimName = Literal["n_embd", "n_layer", "n_vocab", "n_head", "n_head_kv", "head_k", "n_ff", "n_expert", "n_expert_used"]
@@ -17,11 +17,19 @@ class Word(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of every word: immutable, and a misspelt field is an error."""
 
 
-class Dim(Word, frozen=True):
+class Dim(Word, frozen=True, tag="dim"):
     """A default that follows from dimensions: name // over."""
 
     name: DimName
     over: DimName | None = None
+
+
+class Power(Word, frozen=True, tag="power"):
+    """A default that follows from a dimension: factor * name ** exponent."""
+
+    factor: float
+    name: DimName
+    exponent: float
 
 
 class Case(Word, frozen=True, kw_only=True):
@@ -40,18 +48,24 @@ class Key(Word, frozen=True):
     unset: stored values that mean "missing" (writers that save every field store zeros).
     cases: defaults for certain shapes; they go before `default`.
     fixed: for these shapes the value is this, whatever the file says.
+    accepted: the only values that are computed with; empty: any.
     """
 
     name: str
-    default: Scalar | Dim | None = None
+    default: Scalar | Dim | Power | None = None
     unset: tuple[Scalar, ...] = ()
     cases: tuple[Case, ...] = ()
     fixed: tuple[Case, ...] = ()
+    accepted: tuple[Scalar, ...] = ()
 
 
 class Norm(Word, frozen=True, kw_only=True):
-    """rms: x / sqrt(mean(x^2) + eps) * gain.  layer: (x - mean) / sqrt(var + eps) * gain + bias, biased variance."""
+    """rms: x / sqrt(mean(x^2) + eps) * gain.  layer: (x - mean) / sqrt(var + eps) * gain + bias, biased variance.
+
+    or_rms: where this key is neither missing nor 0, the kind is rms and the key's value its eps.
+    """
 
     kind: Literal["rms", "layer"] = "rms"
     eps: Key = Key("attention.layer_norm_rms_epsilon")
     bias: Presence = "absent"
+    or_rms: Key | None = None

@@ -15,14 +15,18 @@ import numpy as np
 from strata.arch.bind import bind
 from strata.arch.bound import (
     BoundArch,
+    BoundChunks,
+    BoundExperts,
     BoundFfn,
     BoundGqa,
+    BoundLayer,
     BoundLinear,
     BoundMixer,
     BoundMla,
     BoundMoe,
     BoundNorm,
     BoundRope,
+    BoundTemperature,
     BoundTensor,
 )
 from strata.arch.registry import Registry
@@ -62,18 +66,31 @@ class Reference:
         positions = np.arange(len(tokens))
         x = self._weights.bound(bound.embedding)[0][list(tokens)] * bound.embedding_scale
         for layer in bound.layers:
-            h = self._norm(x, layer.attention_norm)
+            start, h = x, self._norm(x, layer.attention_norm)
             a = self._mixed(h, layer.attention, positions)
             a = a if layer.post_attention_norm is None else self._norm(a, layer.post_attention_norm)
+            if bound.normed_residual:
+                x = self._normed(a, h, layer)
+                continue
+            a = a * bound.residual_scale
             if not bound.parallel_residual:
                 x = x + a
             if layer.ffn_norm is not None:
                 h = self._norm(x, layer.ffn_norm)
-            f = self._dense(h, layer.ffn) if isinstance(layer.ffn, BoundFfn) else self._moe(h, layer.ffn, layer.index)
+            f = self._ffn(h, start, x, layer)
             f = f if layer.post_ffn_norm is None else self._norm(f, layer.post_ffn_norm)
+            f = f * bound.residual_scale
             x = x + a + f if bound.parallel_residual else x + f
-        rows = self._linear(self._norm(x, bound.output_norm), bound.head) * bound.head_scale
+            x = x if layer.output_scale is None else x * float(self._weights.bound(layer.output_scale)[0, 0, 0])
+        rows = self._linear(self._norm(x, bound.output_norm), bound.head, bound.head_scale)
         return rows if bound.softcap == 0.0 else bound.softcap * np.tanh(rows / bound.softcap)
+
+    def _normed(self, a: Array, h: Array, layer: BoundLayer) -> Array:
+        """The rest of a layer whose sublayers add to their normed inputs."""
+        assert layer.ffn_norm is not None
+        stream = a + self.bound.residual_scale * h
+        m = self._norm(stream, layer.ffn_norm)
+        return self._ffn(m, stream, stream, layer) + self.bound.residual_scale * m
 
     def _mixed(self, h: Array, mixer: BoundGqa | BoundMla | BoundMixer, positions: np.ndarray) -> Array:
         if isinstance(mixer, BoundGqa):
@@ -90,9 +107,9 @@ class Reference:
         function = ops.rms_norm if norm.kind == "rms" else ops.layer_norm
         return function(x, norm.eps, self._vector(norm.gain), self._vector(norm.bias))
 
-    def _linear(self, x: Array, linear: BoundLinear) -> Array:
+    def _linear(self, x: Array, linear: BoundLinear, factor: float = 1.0) -> Array:
         scale = self._vector(linear.scale)
-        factor = 1.0 if scale is None else float(scale[0])
+        factor = factor if scale is None else factor * float(scale[0])
         return ops.linear(x, self._matrix(linear.weight), self._vector(linear.bias), factor)
 
     def _rotate(self, x: Array, rope: BoundRope, positions: np.ndarray) -> Array:
@@ -104,31 +121,46 @@ class Reference:
         angles = full * rope.freq_scale
         if rope.yarn:
             angles = _yarn_blend(full, angles, rope)
+        angles[:, list(rope.still)] = 0.0
         return ops.rotate(x, angles, rope.style, rope.magnitude)
 
     def _gqa(self, h: Array, a: BoundGqa, positions: np.ndarray) -> Array:
         n = len(h)
         q, k, v = self._linear(h, a.q), self._linear(h, a.k), self._linear(h, a.v)
+        query_gate = None
+        if a.query_gate:
+            q, query_gate = q.reshape(n, a.n_head, 2, a.head_k).transpose(2, 0, 1, 3)
+            q = q.reshape(n, -1)
         if a.clamp > 0.0:
             q, k, v = (np.clip(x, -a.clamp, a.clamp) for x in (q, k, v))
         if a.qk_norm_over == "row":
-            q = q if a.q_norm is None else self._norm(q, a.q_norm)
-            k = k if a.k_norm is None else self._norm(k, a.k_norm)
+            q, k = self._qk_normed(q, k, a)
         q, k = q.reshape(n, a.n_head, a.head_k), k.reshape(n, a.n_head_kv, a.head_k)
-        if a.qk_norm_over == "head":
-            q = q if a.q_norm is None else self._norm(q, a.q_norm)
-            k = k if a.k_norm is None else self._norm(k, a.k_norm)
-        n_rot = a.rope.n_rot
-        q, k = (np.concatenate([self._rotate(x[..., :n_rot], a.rope, positions), x[..., n_rot:]], -1) for x in (q, k))
+        if a.qk_norm_over == "head" and not a.qk_norm_after_rope:
+            q, k = self._qk_normed(q, k, a)
+        if a.rope is not None:
+            rope, n_rot = a.rope, a.rope.n_rot
+            q, k = (np.concatenate([self._rotate(x[..., :n_rot], rope, positions), x[..., n_rot:]], -1) for x in (q, k))
+        if a.qk_norm_after_rope:
+            q, k = self._qk_normed(q, k, a)
         out = ops.attention(
-            q,
+            _warmed(q, a.temperature, positions),
             k,
             v.reshape(n, a.n_head_kv, a.head_v),
             ops.Score(a.scale, a.softcap),
-            ops.hidden_keys(positions, n, a.window),
+            ops.hidden_keys(positions, n, ops.Mask(a.window, a.chunked, a.causal)),
             self._vector(a.sinks),
         )
-        return self._linear(out.reshape(n, -1), a.output)
+        if query_gate is not None:
+            out = out * ops.sigmoid(query_gate)
+        if a.gate is not None:
+            act = {"sigmoid": ops.sigmoid, "softplus": ops.softplus}[a.gate.act]
+            out = out * act(self._linear(h, a.gate.linear)).reshape(n, a.n_head, -1)
+        return self._linear(out.reshape(n, -1), a.output) * a.output_scale
+
+    def _qk_normed(self, q: Array, k: Array, a: BoundGqa) -> tuple[Array, Array]:
+        q = q if a.q_norm is None else self._norm(q, a.q_norm)
+        return q, k if a.k_norm is None else self._norm(k, a.k_norm)
 
     def _mla(self, h: Array, a: BoundMla, positions: np.ndarray) -> Array:
         """Plain multi-head form: keys [nope | shared rotated part] and values per head from the latent."""
@@ -143,13 +175,14 @@ class Reference:
         q = q.reshape(n, a.n_head, a.k_mla)
         row = self._linear(h, a.kv_a)
         latent = self._norm(row[:, : a.kv_rank], a.kv_a_norm)
-        k_shared = self._rotate(row[:, None, a.kv_rank :], a.rope, positions)
-        q = np.concatenate([q[..., :nope], self._rotate(q[..., nope:], a.rope, positions)], -1)
-        if a.temperature_scale != 0.0:
-            q = q * ops.temperature(positions, a.temperature_scale, a.temperature_length)[:, None, None]
+        k_shared = row[:, None, a.kv_rank :]
+        if a.rope is not None:
+            k_shared = self._rotate(k_shared, a.rope, positions)
+            q = np.concatenate([q[..., :nope], self._rotate(q[..., nope:], a.rope, positions)], -1)
+        q = _warmed(q, a.temperature, positions)
         k_nope, v = self._keys_values(latent, a)
         k = np.concatenate([k_nope, np.repeat(k_shared, a.n_head, axis=1)], -1)
-        out = ops.attention(q, k, v, ops.Score(a.scale), ops.hidden_keys(positions, n), None)
+        out = ops.attention(q, k, v, ops.Score(a.scale), ops.hidden_keys(positions, n, ops.Mask()), None)
         return self._linear(out.reshape(n, -1), a.output)
 
     def _keys_values(self, latent: Array, a: BoundMla) -> tuple[Array, Array]:
@@ -165,12 +198,28 @@ class Reference:
         return keys, np.einsum("nr,hvr->nhv", latent, self._weights.bound(a.v_b))
 
     def _dense(self, h: Array, ffn: BoundFfn) -> Array:
-        hidden = ops.glu(ffn.act, self._linear(h, ffn.gate), self._linear(h, ffn.up))
+        hidden = ops.glu(ffn.act, self._linear(h, ffn.gate), self._linear(h, ffn.up), ffn.limit)
         return self._linear(hidden, ffn.down)
 
-    def _moe(self, h: Array, moe: BoundMoe, layer: int) -> Array:
+    def _ffn(self, h: Array, start: Array, x: Array, layer: BoundLayer) -> Array:
+        """A layer's FFN of its normed input h. start: the layer's input; x: the stream behind the attention."""
+        if isinstance(layer.ffn, BoundMoe):
+            return self._moe(h, layer.ffn, layer.index, {"ffn": h, "layer": start, "residual": x})
+        f = self._dense(h, layer.ffn)
+        if layer.beside is None:
+            return f
+        beside = layer.beside
+        u = self._norm(start if beside.input == "layer" else x, beside.norm)
+        m = self._moe(u, beside.moe, layer.index, {"ffn": u, "layer": start, "residual": x})
+        f = f if beside.post_dense_norm is None else self._norm(f, beside.post_dense_norm)
+        return f + (m if beside.post_experts_norm is None else self._norm(m, beside.post_experts_norm))
+
+    def _moe(self, h: Array, moe: BoundMoe, layer: int, inputs: dict[str, Array]) -> Array:
         router = moe.router
-        scores = self._linear(h, router.logits)
+        seen = inputs[router.input]
+        if router.norm is not None:
+            seen = self._norm(seen, router.norm) * router.input_scale
+        logits = self._linear(seen, router.logits)
         rule = Rule(
             scores=router.scores,
             n_used=router.n_used,
@@ -178,20 +227,29 @@ class Reference:
             n_group_used=router.n_group_used,
             normalize=router.normalize,
             scale=router.scale,
+            by_logits=router.select_logits,
         )
         out = np.zeros_like(h)
         for t in range(len(h)):
-            ids, weights = route(scores[t], rule, self._vector(router.select_bias))
+            ids, weights = route(logits[t], rule, self._vector(router.select_bias))
             self.routing.append((layer, ids))
-            out[t] = sum(w * self._expert(h[t], moe, e) for e, w in zip(ids, weights, strict=True))
-        if moe.shared is None:
-            return out
-        gate = 1.0 if moe.shared_gate is None else ops.sigmoid(self._linear(h, moe.shared_gate))
-        return out + gate * self._dense(h, moe.shared)
+            for e, w in zip(ids, weights, strict=True):
+                on_input = moe.experts.weight_on_input
+                out[t] += self._expert(h[t] * w, moe.experts, e) if on_input else w * self._expert(h[t], moe.experts, e)
+        if moe.shared is not None:
+            gate = 1.0 if moe.shared_gate is None else ops.sigmoid(self._linear(h, moe.shared_gate))
+            out = (out + gate * self._dense(h, moe.shared)) * moe.sum_scale
+        return out if moe.chunks is None else out + moe.chunks.scale * self._chunked(out, logits, moe.chunks)
 
-    def _expert(self, x: Array, moe: BoundMoe, e: int) -> Array:
-        experts = moe.experts
+    def _chunked(self, m: Array, logits: Array, chunks: BoundChunks) -> Array:
+        rule = Rule(scores="softmax", n_used=chunks.n_used, normalize=True, by_logits=True, chunk=chunks.group)
+        out = np.zeros_like(m)
+        for t in range(len(m)):
+            for j, w in zip(*route(logits[t], rule), strict=True):
+                out[t] += w * self._expert(m[t], chunks.experts, j)
+        return out
 
+    def _expert(self, x: Array, experts: BoundExperts, e: int) -> Array:
         def product(y: Array, part: str) -> Array | None:
             weight, bias, scale = (getattr(experts, part + suffix) for suffix in ("", "_bias", "_scale"))
             if weight is None:
@@ -202,9 +260,14 @@ class Reference:
 
         up = product(x, "up")
         assert up is not None
-        down = product(ops.glu(experts.act, product(x, "gate"), up), "down")
+        down = product(ops.glu(experts.act, product(x, "gate"), up, experts.limit), "down")
         assert down is not None
         return down
+
+
+def _warmed(q: Array, t: BoundTemperature | None, positions: np.ndarray) -> Array:
+    """Queries [n_tokens, n_head, head_k] times the temperature of their positions."""
+    return q if t is None else q * ops.temperature(positions, t.scale, t.length, t.offset)[:, None, None]
 
 
 def _yarn_blend(full: Array, slowed: Array, rope: BoundRope) -> Array:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "Array",
+    "Mask",
     "Score",
     "attention",
     "glu",
@@ -25,6 +26,7 @@ __all__ = [
     "sigmoid",
     "silu",
     "softmax",
+    "softplus",
     "temperature",
 ]
 
@@ -114,13 +116,22 @@ class Score(NamedTuple):
     softcap: float = 0.0
 
 
-def hidden_keys(positions: Ints, n_keys: int, window: int = 0) -> NDArray[np.bool_]:
-    """Which keys a query may not see, [n_tokens, n_keys]; key j has position j.
+class Mask(NamedTuple):
+    """Which keys a query sees. window w > 0: p - j < w; chunked: j >= floor(p / w) * w."""
 
-    Causal: j > p is hidden. window w > 0: so is p - j >= w.
-    """
-    distance = positions[:, None] - np.arange(n_keys)[None, :]
-    return (distance < 0) | (distance >= window) if window > 0 else distance < 0
+    window: int = 0
+    chunked: bool = False
+    causal: bool = True
+
+
+def hidden_keys(positions: Ints, n_keys: int, mask: Mask) -> NDArray[np.bool_]:
+    """Which keys a query may not see, [n_tokens, n_keys]; key j has position j. Causal: j > p is hidden."""
+    keys, queries = np.arange(n_keys)[None, :], positions[:, None]
+    hidden = (keys > queries) & mask.causal
+    if mask.window == 0:
+        return hidden
+    first = queries // mask.window * mask.window if mask.chunked else queries - mask.window + 1
+    return hidden | (keys < first)
 
 
 def attention(q: Array, k: Array, v: Array, score: Score, hidden: NDArray[np.bool_], sinks: Array | None) -> Array:
@@ -143,11 +154,26 @@ def attention(q: Array, k: Array, v: Array, score: Score, hidden: NDArray[np.boo
     return np.einsum("htj,jhd->thd", weights, values)
 
 
-def glu(act: str, gate: Array | None, up: Array) -> Array:
-    """h = act(gate) * up; without a gate act(up)."""
+def relu(x: Array) -> Array:
+    """max(x, 0)."""
+    return np.maximum(x, 0.0)
+
+
+def softplus(x: Array) -> Array:
+    """ln(1 + e^x)."""
+    return np.logaddexp(0.0, x)
+
+
+def glu(act: str, gate: Array | None, up: Array, limit: float = 0.0) -> Array:
+    """h = act(gate) * up; without a gate act(up). limit: the bound of the clamped kinds."""
+    plain = {"silu": silu, "gelu": gelu_tanh, "relu": relu}
     if gate is None:
-        return {"silu": silu, "gelu": gelu_tanh}[act](up)
+        return plain[act](up)
     if act == "swiglu-oai":
         g, u = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
         return g * sigmoid(1.702 * g) * (u + 1.0)
-    return {"silu": silu, "gelu": gelu_tanh}[act](gate) * up
+    if act == "silu-early":
+        return silu(np.minimum(gate, limit)) * np.clip(up, -limit, limit)
+    if act == "silu-late":
+        return np.minimum(silu(gate), limit) * np.clip(up, -limit, limit)
+    return plain[act](gate) * up

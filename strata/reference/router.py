@@ -13,7 +13,10 @@ WEIGHT_SUM_MIN = 2.0**-14
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """How a router chooses; n_group 0 or 1: no groups."""
+    """How a router chooses; n_group 0 or 1: no groups.
+
+    by_logits: the choice is by logits. chunk G > 1: expert e leads to e // G, and the weight is the one at that place.
+    """
 
     scores: str
     n_used: int
@@ -21,6 +24,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     n_group_used: int = 0
     normalize: bool = False
     scale: float = 1.0
+    by_logits: bool = False
+    chunk: int = 1
 
 
 def route(logits: Array, rule: Rule, select_bias: Array | None = None) -> tuple[list[int], Array]:
@@ -30,10 +35,11 @@ def route(logits: Array, rule: Rule, select_bias: Array | None = None) -> tuple[
     Source: DeepSeek-V3 (arXiv 2412.19437) section 2.1.2; gpt-oss for softmax-weight.
     """
     probabilities = _probabilities(logits, rule.scores)
-    selection = probabilities if select_bias is None else probabilities + select_bias
+    selection = logits if rule.by_logits else probabilities
+    selection = selection if select_bias is None else selection + select_bias
     if rule.n_group > 1:
         selection = _within_best_groups(selection, rule.n_group, rule.n_group_used)
-    ids = _best(selection, rule.n_used)
+    ids = [e // rule.chunk for e in _best(selection, rule.n_used)]
     weights = probabilities[ids]
     if rule.scores == "softmax-weight":
         weights = softmax(weights)

@@ -38,6 +38,9 @@ SCORES = {
 GLUS = {
     Glu.SILU: "silu",
     Glu.GELU: "gelu",
+    Glu.RELU: "relu",
+    Glu.SILU_CLAMP_EARLY: "silu-early",
+    Glu.SILU_CLAMP_LATE: "silu-late",
     Glu.SWIGLU_OAI: "swiglu-oai",
     Glu.UP_SILU: "silu",
     Glu.UP_GELU: "gelu",
@@ -136,8 +139,8 @@ class PlanWalk(StateWalk):
     def _attention(self, op: PlanOp) -> None:
         i, index = op.i, op.i.get("kv_layer", 0)
         cache = self._plan.kv_layers[index]
-        assert i["causal"] == 1
-        assert i.get("window_kind", 0) == WindowKind.STANDARD
+        mask = ops.Mask(i.get("window", 0), i.get("window_kind", 0) == WindowKind.CHUNKED, i.get("causal", 0) == 1)
+        assert i.get("window_kind", 0) in (WindowKind.STANDARD, WindowKind.CHUNKED)
         n = len(self._tokens)
         k = self._read(op, 1).reshape(n, cache.n_head_kv, cache.head_k)
         v = k[..., : cache.head_v] if cache.v_in_k else self._read(op, 2).reshape(n, cache.n_head_kv, cache.head_v)
@@ -148,7 +151,7 @@ class PlanWalk(StateWalk):
             np.concatenate(self._keys[index]),
             np.concatenate(self._values[index]),
             ops.Score(op.f["scale"], op.f.get("softcap", 0.0)),
-            ops.hidden_keys(self._positions, self._n_past + n, i.get("window", 0)),
+            ops.hidden_keys(self._positions, self._n_past + n, mask),
             self._vector(op, 0),
         )
         self._write(op, 0, out.reshape(n, -1))
@@ -162,6 +165,8 @@ class PlanWalk(StateWalk):
             n_group_used=i.get("n_group_used", 0),
             normalize=bool(i.get("normalize", 0)),
             scale=op.f["scale"],
+            by_logits=bool(i.get("select_logits", 0)),
+            chunk=i.get("chunk", 1),
         )
         selected = np.empty((len(self._tokens), 2 * n_used))
         for t, row in enumerate(self._read(op, 0)):
@@ -173,9 +178,10 @@ class PlanWalk(StateWalk):
         x, selection = self._read(op, 0), self._read(op, 1)
         index = op.i.get("set", 0)
         n_used = self._plan.expert_sets[index].n_used
+        on_input = self._plan.expert_sets[index].weight_on_input
         rows = [
-            [self._expert(row, index, int(e)) for e in chosen[:n_used]]
-            for row, chosen in zip(x, selection, strict=True)
+            [self._expert(row * w if on_input else row, index, int(e)) for e, w in zip(*chosen, strict=True)]
+            for row, chosen in zip(x, selection.reshape(len(x), 2, n_used), strict=True)
         ]
         self._write(op, 0, np.array(rows).reshape(len(x), -1))
 
@@ -195,14 +201,15 @@ class PlanWalk(StateWalk):
 
         up = product(x, "up")
         assert up is not None
-        down = product(ops.glu(GLUS[Glu(one.glu)], product(x, "gate"), up), "down")
+        down = product(ops.glu(GLUS[Glu(one.glu)], product(x, "gate"), up, one.p0), "down")
         assert down is not None
         return down
 
     def _combine(self, op: PlanOp) -> None:
         n_used, width = op.i["n_used"], op.i["width"]
         rows = self._read(op, 0).reshape(-1, n_used, width)
-        out = np.einsum("tk,tkw->tw", self._read(op, 1)[:, n_used:], rows)
+        weights = self._read(op, 1)[:, n_used:]
+        out = rows.sum(1) if op.i.get("unit_weights", 0) else np.einsum("tk,tkw->tw", weights, rows)
         if len(op.ins) > 2:
             shared = self._read(op, 2)
             out = out + (shared * ops.sigmoid(self._read(op, 3)) if len(op.ins) > 3 else shared)
@@ -210,15 +217,17 @@ class PlanWalk(StateWalk):
 
     def _glu(self, op: PlanOp) -> None:
         gate = None if op.ins[0] < 0 else self._read(op, 0)
-        self._write(op, 0, ops.glu(GLUS[Glu(op.i.get("kind", 0))], gate, self._read(op, 1)))
+        kind = GLUS[Glu(op.i.get("kind", 0))]
+        self._write(op, 0, ops.glu(kind, gate, self._read(op, 1), op.f.get("p0", 0.0)))
 
     def _add(self, op: PlanOp) -> None:
-        self._write(op, 0, op.f["a"] * self._read(op, 0) + op.f["b"] * self._read(op, 1))
+        scaled = op.f["a"] * self._read(op, 0)
+        self._write(op, 0, scaled if len(op.ins) == 1 else scaled + op.f["b"] * self._read(op, 1))
 
     def _mul(self, op: PlanOp) -> None:
         x, n_vec = self._read(op, 0)[:, : op.i["width"]], op.i.get("n_vec", 0)
         factors = self._read(op, 1)[:, : n_vec or op.i["width"]]
-        act = {Act.SIGMOID: ops.sigmoid, Act.SILU: ops.silu}.get(Act(op.i.get("act", 0)))
+        act = {Act.SIGMOID: ops.sigmoid, Act.SILU: ops.silu, Act.SOFTPLUS: ops.softplus}.get(Act(op.i.get("act", 0)))
         factors = factors if act is None else act(factors)
         self._write(op, 0, x * np.repeat(factors, op.i["width"] // n_vec, axis=1) if n_vec else x * factors)
 
@@ -228,6 +237,11 @@ class PlanWalk(StateWalk):
     def _clamp(self, op: PlanOp) -> None:
         self._write(op, 0, np.clip(self._read(op, 0), -op.f["limit"], op.f["limit"]))
 
+    def _scale(self, op: PlanOp) -> None:
+        factor = self._vector(op, 0)
+        assert factor is not None
+        self._write(op, 0, self._read(op, 0) * factor[0])
+
     def _temperature(self, op: PlanOp) -> None:
         factor = ops.temperature(self._positions, op.f["scale"], op.i["length"], op.i.get("offset", 0))
         self._write(op, 0, self._read(op, 0) * factor[:, None])
@@ -236,6 +250,7 @@ class PlanWalk(StateWalk):
         weight, scale = self._weight(op, 0), self._vector(op, 2)
         assert weight is not None
         x = self._rounded_for(self._read(op, 0), self._plan.tensors[op.weights[0]])
-        rows = ops.linear(x, weight[0], self._vector(op, 1), 1.0 if scale is None else float(scale[0])) * op.f["scale"]
+        factor = op.f["scale"] * (1.0 if scale is None else float(scale[0]))
+        rows = ops.linear(x, weight[0], self._vector(op, 1), factor)
         cap = op.f.get("softcap", 0.0)
         self._write(op, 0, rows if cap == 0.0 else cap * np.tanh(rows / cap))

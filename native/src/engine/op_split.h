@@ -82,6 +82,7 @@ Status run_gather(StepContext& ctx, const strata_op& op);
 Status run_mul(StepContext& ctx, const strata_op& op);
 Status run_clamp(StepContext& ctx, const strata_op& op);
 Status run_temperature(StepContext& ctx, const strata_op& op);
+Status run_scale(StepContext& ctx, const strata_op& op);
 Status run_linear(StepContext& ctx, const strata_op& op);
 Status run_head_linear(StepContext& ctx, const strata_op& op);
 Status run_head(StepContext& ctx, const strata_op& op);

@@ -4,6 +4,7 @@
 //   scores      softmax: e_i = exp(x_i - max), e_i / sum (16 strided lanes and a tree); sigmoid and sqrt(softplus) by
 //   element choice      by scores (softmax-weight, select-logits: by x), plus the selection bias; ties go to the lower id.
 //               Groups first: a group counts the sum of its two best (larger + smaller), ties to the lower group.
+//               chunk G: id e becomes e / G from here on
 //   weights     scores of the chosen, without bias, in order of choice; softmax-weight: exp(x - largest chosen x) / their
 //   sum normalise   sum in order of choice, from 0; w / max(sum, norm_min); then w * scale
 // A NaN logit makes every weight of its row NaN, and the choice is made as if it were minus infinity.
@@ -143,6 +144,8 @@ void route_row(const RouterArgs& a, const float* x, const RouterRow& row, int32_
   if (a.bias != nullptr) a.vec.add(row.choice, a.bias, row.choice, a.n_expert);
   for (int64_t e = 0; e < a.n_expert; ++e) row.choice[e] = row.choice[e] == row.choice[e] ? row.choice[e] : minus_infinity();
   choose(a, row, ids);
+  const int32_t chunk = a.op.i[STRATA_ROUTER_I_CHUNK];
+  for (int64_t k = 0; k < a.n_used && chunk > 1; ++k) ids[k] /= chunk;
   compute_weights(a, x, row.scores, ids, weights);
   for (int64_t k = 0; k < a.n_used && largest != largest; ++k) weights[k] = largest;
 }

@@ -119,6 +119,11 @@ Status run_gather(StepContext& ctx, const strata_op& op) {
   });
 }
 
+static cpu::Unary unary_of(int32_t act) {
+  if (act == STRATA_ACT_SIGMOID) return cpu::Unary::sigmoid;
+  return act == STRATA_ACT_SILU ? cpu::Unary::silu : cpu::Unary::softplus;
+}
+
 // The activated factors of one row come into scratch first: in1 is an operand, not a result.
 int64_t mul_scratch(const ScratchQuery& query, const strata_op& op) {
   if (op.i[STRATA_MUL_I_ACT] == STRATA_ACT_NONE) return 0;
@@ -143,12 +148,22 @@ Status run_mul(StepContext& ctx, const strata_op& op) {
     float* out = ctx.row(op.out[0], t);
     if (act != STRATA_ACT_NONE) {
       float* own = factors + worker * stride;
-      vec.unary(act == STRATA_ACT_SIGMOID ? cpu::Unary::sigmoid : cpu::Unary::silu, y, own, n_factor);
+      vec.unary(unary_of(act), y, own, n_factor);
       y = own;
     }
     if (n_vec == 0) return vec.mul(x, y, out, width);
     const int64_t part = width / n_vec;
     for (int64_t v = 0; v < n_vec; ++v) vec.scale(x + v * part, y[v], out + v * part, part);
+  });
+}
+
+Status run_scale(StepContext& ctx, const strata_op& op) {
+  const cpu::VecMath& vec = vec_of(ctx);
+  const int64_t width = op.i[STRATA_SCALE_I_WIDTH];
+  const float factor = *ctx.vector(op.weight[0]);
+  return for_rows(ctx, ctx.n_rows(op.out[0]), width, [&](int64_t t) {
+    float* x = ctx.row(op.out[0], t);
+    vec.scale(x, factor, x, width);
   });
 }
 

@@ -150,7 +150,7 @@ int32_t op_extents(const Plan& plan, const strata_op& op, Extent* extents) {
     case STRATA_OP_CONV: case STRATA_OP_DELTA: case STRATA_OP_SSM_HEADS: case STRATA_OP_SSM_CHANNELS: case STRATA_OP_LIGHTNING:
       state_extents(op, e);
       break;
-    default:  // ADD, GATHER, CLAMP, TEMPERATURE: i[0] is the width of all operands
+    default:  // ADD, GATHER, CLAMP, TEMPERATURE, SCALE: i[0] is the width of all operands
       e.in_first(0, op.i[0]);
       e.in_first(1, op.i[0]);
       e.result_first(op.i[0]);

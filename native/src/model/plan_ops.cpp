@@ -17,7 +17,7 @@ const Kind kKinds[] = {
     {"ROPE", 1, 0, 1, 0, 0, 0, 4, 0},
     {"COPY", 1, 0, 1, 0, 0, 0, 6, 0},
     {"ATTENTION", 3, 4, 1, 0, 0, 1, 5, 2},
-    {"ROUTER", 1, 0, 1, 0, 0, 1, 7, 2},
+    {"ROUTER", 1, 0, 1, 0, 0, 1, 8, 2},
     {"EXPERTS", 3, 0, 1, 0, 0, 0, 1, 0},
     {"COMBINE", 3, 12, 1, 0, 0, 0, 3, 0},
     {"GLU", 2, 1, 1, 0, 0, 0, 2, 2},
@@ -27,9 +27,10 @@ const Kind kKinds[] = {
     {"MUL", 3, 0, 1, 0, 0, 0, 3, 0},
     {"CLAMP", 1, 0, 1, 0, 0, 0, 1, 1},
     {"TEMPERATURE", 1, 0, 1, 0, 0, 0, 3, 1},
+    {"SCALE", 1, 0, 1, 0, 1, 0, 1, 0},
 };
 constexpr int32_t kLastKind = static_cast<int32_t>(sizeof kKinds / sizeof kKinds[0]) - 1;
-static_assert(kLastKind == STRATA_OP_TEMPERATURE, "one row for every op kind");
+static_assert(kLastKind == STRATA_OP_SCALE, "one row for every op kind");
 
 Status check_operands(const Plan& plan, const strata_op& op, const Kind& kind, const Row& row) {
   STRATA_TRY(row.range("layer", op.layer, -1, plan.n_layer - 1));
@@ -137,6 +138,9 @@ Status check_router(const Check& c) {
   STRATA_TRY(c.i_range(STRATA_ROUTER_I_N_GROUP, "i[N_GROUP]", 0, i[STRATA_ROUTER_I_N_EXPERT]));
   STRATA_TRY(c.i_range(STRATA_ROUTER_I_NORMALIZE, "i[NORMALIZE]", 0, 1));
   STRATA_TRY(c.i_range(STRATA_ROUTER_I_SELECT_LOGITS, "i[SELECT_LOGITS]", 0, 1));
+  STRATA_TRY(c.i_range(STRATA_ROUTER_I_CHUNK, "i[CHUNK]", 0, i[STRATA_ROUTER_I_N_EXPERT]));
+  const int32_t chunk = i[STRATA_ROUTER_I_CHUNK];
+  if (chunk > 1 && i[STRATA_ROUTER_I_N_EXPERT] % chunk != 0) return c.row.bad("i[CHUNK]", chunk, "a divisor of N_EXPERT is needed");
   const int32_t n_group = i[STRATA_ROUTER_I_N_GROUP];
   if (n_group <= 1) {
     STRATA_TRY(c.i_range(STRATA_ROUTER_I_N_GROUP_USED, "i[N_GROUP_USED]", 0, 1));
@@ -189,7 +193,7 @@ Status check_head(const Check& c) {
 
 Status check_mul(const Check& c) {
   STRATA_TRY(check_width(c));
-  STRATA_TRY(c.i_range(STRATA_MUL_I_ACT, "i[ACT]", STRATA_ACT_NONE, STRATA_ACT_SILU));
+  STRATA_TRY(c.i_range(STRATA_MUL_I_ACT, "i[ACT]", STRATA_ACT_NONE, STRATA_ACT_SOFTPLUS));
   STRATA_TRY(c.i_range(STRATA_MUL_I_N_VEC, "i[N_VEC]", 0, c.op.i[STRATA_MUL_I_WIDTH]));
   const int32_t n_vec = c.op.i[STRATA_MUL_I_N_VEC];
   if (n_vec > 0 && c.op.i[STRATA_MUL_I_WIDTH] % n_vec != 0) return c.row.bad("i[N_VEC]", n_vec, "a divisor of WIDTH is needed");
@@ -210,9 +214,16 @@ Status check_temperature(const Check& c) {
   return c.in_place();
 }
 
+Status check_scale(const Check& c) {
+  STRATA_TRY(check_width(c));
+  STRATA_TRY(c.vector(0, 1));
+  return c.in_place();
+}
+
 const CheckFn kChecks[] = {nullptr,       check_embed,   check_norm, check_linear, check_head_linear, check_rope,
                            check_copy,    check_attention, check_router, check_experts, check_combine, check_glu,
-                           check_width,   check_gather,  check_head, check_mul,    check_clamp,       check_temperature};
+                           check_width,   check_gather,  check_head, check_mul,    check_clamp,       check_temperature,
+                           check_scale};
 static_assert(sizeof kChecks / sizeof kChecks[0] == kLastKind + 1, "one check for every op kind");
 
 // ---- operands against buffers, and the order of writes and reads ----------------------------------------------------
@@ -266,7 +277,8 @@ bool works_in_place(int32_t kind) {
     case STRATA_OP_ADD:
     case STRATA_OP_MUL:
     case STRATA_OP_CLAMP:
-    case STRATA_OP_TEMPERATURE: return true;
+    case STRATA_OP_TEMPERATURE:
+    case STRATA_OP_SCALE: return true;
     default: return false;
   }
 }
@@ -329,7 +341,9 @@ Status check_selection(const Plan& plan, const strata_op& op, Order& order, int3
   if (op.kind == STRATA_OP_COMBINE) return row.equal("i[N_USED]", op.i[STRATA_COMBINE_I_N_USED], n_used, "the ROUTER's N_USED");
   const strata_expert_set& set = plan.expert_sets[op.i[STRATA_EXPERTS_I_SET]];
   STRATA_TRY(row.equal("i[SET]'s n_used", set.n_used, n_used, "the ROUTER's N_USED"));
-  STRATA_TRY(row.equal("i[SET]'s n_expert", set.n_expert, plan.ops[router].i[STRATA_ROUTER_I_N_EXPERT], "the ROUTER's N_EXPERT"));
+  const int32_t chunk = plan.ops[router].i[STRATA_ROUTER_I_CHUNK];
+  const int32_t n_expert = plan.ops[router].i[STRATA_ROUTER_I_N_EXPERT] / (chunk > 1 ? chunk : 1);
+  STRATA_TRY(row.equal("i[SET]'s n_expert", set.n_expert, n_expert, "the ROUTER's N_EXPERT (over CHUNK)"));
   int32_t& user = order.set_user[op.i[STRATA_EXPERTS_I_SET]];
   if (user != 0) return row.bad("i[SET]", op.i[STRATA_EXPERTS_I_SET], "an earlier op uses this set");
   user = index + 1;
