@@ -25,7 +25,7 @@ from strata.ffi.native import EngineBytes, EngineOptions, NativeModel
 from strata.gguf.reader import read_gguf
 from strata.machine import machine_memory, resident_bytes
 from strata.models import demo_model_path
-from strata.text.chat import ChatTemplate
+from strata.text.chat import RESERVED_VARIABLES, ChatTemplate
 from strata.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -59,6 +59,9 @@ class Source:
 
     def chat_template(self, config: Config) -> ChatTemplate | None:
         """The template of the settings, else the file's. Raises: ConfigError, ModelError."""
+        for name in RESERVED_VARIABLES:
+            if name in config.model.chat_template_kwargs:
+                raise ConfigError(f"--chat-template-kwargs holds {name}, which is not a template's to be given")
         given, path = config.model.chat_template, config.model.chat_template_file
         if given is not None and path is not None:
             raise ConfigError("--chat-template and --chat-template-file both name a template; give one")

@@ -149,6 +149,7 @@ def make_engine(
 @asynccontextmanager
 async def open_engine(config: Config, prepared: Prepared) -> AsyncGenerator[Served]:
     """A running engine. Leaving the block aborts what is open; a failed device ends it with EngineStopped."""
+    prepared.source.chat_template(config)  # one that cannot be used is refused before a minute of loading
     async with open_backend(prepared) as backend, trio.open_nursery() as nursery:
         served = make_engine(config, prepared, backend)
         nursery.start_soon(served.engine.run)
@@ -179,6 +180,7 @@ async def serve(config: Config, source: Source, report: Report) -> int:
                     nursery.cancel_scope.cancel()
 
             nursery.start_soon(end_load)
+            source.chat_template(config)  # one that cannot be used is refused before a minute of loading
             prepared = prepare_serving(config, source, report)
             report(plan_text(prepared))
             async with open_backend(prepared) as backend:

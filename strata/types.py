@@ -77,6 +77,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         breakers = self.dry_sequence_breakers
         if len(breakers) > MAX_BREAKERS:
             raise BadSampling(f"dry_sequence_breakers has {len(breakers)} texts; accepted: up to {MAX_BREAKERS}")
+        if any("\ud800" <= char <= "\udfff" for text in breakers for char in text):
+            raise BadSampling("dry_sequence_breakers holds a lone surrogate; accepted: Unicode text")
         longest = max(map(len, breakers), default=0)
         if longest > MAX_BREAKER_CHARS:
             raise BadSampling(

@@ -6,6 +6,7 @@ Exit status: 0 done, 1 a StrataError (one line on stderr says what and what to d
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -34,12 +35,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the process's exit status."""
     args = build_parser().parse_args(argv)
     try:
-        return int(args.handler(args) or 0)
-    except StrataError as error:
-        print(f"strata: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
+        status = int(args.handler(args) or 0)
+        sys.stdout.flush()  # a reader that has gone is noticed here, not by the interpreter's end
+    except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
+        return _status_of(error)
+    return status
+
+
+def _status_of(error: BaseException) -> int:
+    """Tell what ended a command, in one line, and return the exit status. Raises again what is a defect of ours."""
+    causes = _causes(error)
+    if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
         return 130
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone; nothing is left to say
+    told = [cause for cause in causes if isinstance(cause, StrataError)]
+    if len(told) == len(causes):
+        print(f"strata: {told[0]}", file=sys.stderr)
         return 1
+    if any(isinstance(cause, BrokenPipeError) for cause in causes):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads; what is buffered goes nowhere
+        return 1
+    raise error
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The exceptions themselves, out of the groups that nurseries make of them."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    nested: tuple[BaseException, ...] = error.exceptions
+    return [cause for member in nested for cause in _causes(member)]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+from pathlib import Path
 
 import numpy as np
 import trio
 from tqdm import tqdm
 
 from strata import planning, runtime
-from strata.cli.options import Commands, add_model, add_settings, positive, settings, token_ids
+from strata.cli.options import Commands, add_model, add_settings, positive, read_text, settings, token_ids
 from strata.config import Config
 from strata.engine.offline import logits_of
-from strata.errors import RequestError
+from strata.errors import ConfigError, RequestError
 
 
 def add_commands(commands: Commands) -> None:
@@ -37,6 +39,7 @@ def add_commands(commands: Commands) -> None:
 
 def logits(args: argparse.Namespace) -> int:
     config = settings(args)
+    _check_out(Path(args.out))
     with planning.open_source(config, args.synthetic, args.layers) as source:
         return trio.run(_logits, args, config, source)
 
@@ -45,12 +48,37 @@ async def _logits(args: argparse.Namespace, config: Config, source: planning.Sou
     tokens = args.tokens
     if tokens is None:
         tokens = tuple(source.tokenizer.encode(args.text, add_special=True, parse_special=True))
+        if not tokens:
+            raise RequestError("--text has no tokens; at least one is needed")
     async with runtime.open_offline(config, source, n_ctx=len(tokens)) as backend:
         rows = [rows async for rows in logits_of(backend, tokens, args.chunk)]
     result = np.concatenate(rows)
-    np.save(args.out, result)
+    _write(Path(args.out), result)
     print(f"{args.out}: float32 [{result.shape[0]}, {result.shape[1]}]")
     return 0
+
+
+def _check_out(out: Path) -> None:
+    """Refuse a file that cannot be written before the model is loaded for it. Raises: ConfigError."""
+    if out.is_dir():
+        raise _cannot_write(out, "it is a folder")
+    if not out.parent.is_dir():
+        raise _cannot_write(out, f"there is no folder {out.parent}")
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise _cannot_write(out, "no permission")
+
+
+def _write(out: Path, result: np.ndarray) -> None:
+    """Write an array under exactly this name. Raises: ConfigError."""
+    try:
+        with out.open("wb") as file:
+            np.save(file, result)
+    except OSError as error:
+        raise _cannot_write(out, error.strerror or str(error)) from error
+
+
+def _cannot_write(out: Path, why: str) -> ConfigError:
+    return ConfigError(f"--out {out} cannot be written: {why}")
 
 
 def perplexity(args: argparse.Namespace) -> int:
@@ -61,8 +89,7 @@ def perplexity(args: argparse.Namespace) -> int:
 
 async def _perplexity(args: argparse.Namespace, config: Config, source: planning.Source) -> int:
     tokenizer = source.tokenizer
-    text = await trio.Path(args.text_file).read_text(encoding="utf-8")
-    tokens = tokenizer.encode(text, add_special=False, parse_special=False)
+    tokens = tokenizer.encode(read_text(args.text_file), add_special=False, parse_special=False)
     bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
     n_window = args.window - len(bos)
     if len(tokens) < 2 or n_window < 2:
@@ -80,8 +107,16 @@ async def _perplexity(args: argparse.Namespace, config: Config, source: planning
                 total -= float(scores[skip:].sum())
                 n_scored += max(len(targets) - skip, 0)
                 at += len(rows)
-    print(f"perplexity {math.exp(total / n_scored):.4f} over {n_scored} tokens in {len(windows)} windows")
+    print(f"perplexity {_exp(total / n_scored):.4f} over {n_scored} tokens in {len(windows)} windows")
     return 0
+
+
+def _exp(mean: float) -> float:
+    """e to the mean; infinite where that is more than a float holds."""
+    try:
+        return math.exp(mean)
+    except OverflowError:
+        return math.inf
 
 
 def _log_probabilities(rows: np.ndarray, targets: list[int]) -> np.ndarray:

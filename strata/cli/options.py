@@ -58,6 +58,16 @@ def settings(args: argparse.Namespace) -> Config:
     return load_config(overrides, getattr(args, "config", None))
 
 
+def read_text(path: str) -> str:
+    """The text of a file that the command line names. Raises: ConfigError."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no UTF-8 text: {error.reason} at byte {error.start}") from error
+
+
 def positive(text: str) -> int:
     """argparse type: a whole number of 1 or more."""
     value = int(text)
@@ -68,7 +78,10 @@ def positive(text: str) -> int:
 
 def token_ids(text: str) -> tuple[int, ...]:
     """argparse type: token ids separated by commas, or @FILE holding them."""
-    source = Path(text[1:]).read_text() if text.startswith("@") else text
+    try:
+        source = read_text(text[1:]) if text.startswith("@") else text
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     try:
         ids = tuple(int(part) for part in source.replace(",", " ").split())
     except ValueError as error:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 import trio
 
 from strata import planning, runtime
-from strata.cli.options import Commands, add_model, add_settings, settings
+from strata.cli.options import Commands, add_model, add_settings, read_text, settings
 from strata.config import Config
-from strata.errors import RequestError
+from strata.errors import ConfigError, RequestError
 from strata.text.chat import ChatTemplate
 from strata.types import Delta, Request
 
@@ -43,8 +42,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _prompt_text(args: argparse.Namespace) -> str:
     if args.file is not None:
-        return Path(args.file).read_text()
-    return sys.stdin.read() if args.prompt == "-" else args.prompt
+        return read_text(args.file)
+    if args.prompt != "-":
+        return args.prompt
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"standard input is no UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
 async def _run(args: argparse.Namespace, config: Config, source: planning.Source) -> int:

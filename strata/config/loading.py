@@ -152,7 +152,7 @@ def _convert(field: ConfigField, raw: Any) -> Any:
         value = None
     value = msgspec.convert(value, field.type, strict=not isinstance(raw, str))
     name = field.name.removeprefix("sampling.")
-    if field.section == "sampling" and name not in {"seed", "max_tokens"}:
+    if field.section == "sampling" and name != "max_tokens" and (name, value) != ("seed", -1):
         try:
             SamplingParams(**{name: value}).checked(1)
         except BadSampling as error:
@@ -192,7 +192,10 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ConfigError("expected a number of bytes, or one with K, M, G or T behind it (powers of 1024)")
-    return int(float(match[1]) * (1 << _SIZE_SHIFT[match[2].upper()]))
+    size = float(match[1]) * (1 << _SIZE_SHIFT[match[2].upper()])
+    if size >= 1 << 63:
+        raise ConfigError("expected less than 2^63 bytes")
+    return int(size)
 
 
 # ---- suggestions ----------------------------------------------------------------------------------------------

@@ -130,8 +130,8 @@ class Engine:
         if self._draining:
             raise NotReady("the server is shutting down and takes no new requests")
         seq = self._sequence(request)
+        stream = Stream(seq, self._tokenizer, self._abort)  # it may refuse, and then nothing must have been queued
         self._scheduler.add(seq)
-        stream = Stream(seq, self._tokenizer, self._abort)
         self._streams[seq.seq_id] = stream
         self._observer.request_queued(request)
         self._wake.set()

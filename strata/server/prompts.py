@@ -14,6 +14,7 @@ from strata.server.ports import PromptTemplate, ServedModel
 from strata.server.problems import BadField
 from strata.server.schemas import shown
 from strata.server.schemas_openai import ChatMessage
+from strata.text.chat import RESERVED_VARIABLES
 
 # Text longer than this is rendered and tokenized in a thread, so that the step loop does not wait for it. A thread
 # costs about 0.1 ms; tokenizers do some MB/s.
@@ -78,7 +79,7 @@ def _template(model: ServedModel) -> PromptTemplate:
 
 def _variables(model: ServedModel, chat: ChatPrompt) -> dict[str, Any]:
     variables = {**model.template_kwargs, **chat.variables}
-    for name in ("messages", "control_texts", "template", "tools", "add_generation_prompt"):
+    for name in RESERVED_VARIABLES:
         if name in variables:
             raise BadField("chat_template_kwargs", f"chat_template_kwargs holds {name}, which has a place of its own")
     return {**variables, "tools": chat.tools or None, "add_generation_prompt": chat.add_generation_prompt}

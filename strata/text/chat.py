@@ -24,7 +24,10 @@ from strata.text.metadata import Metadata, read_array, read_int, read_str
 from strata.text.sandbox import MAX_TEMPLATE_CHARS, ChatEnvironment
 from strata.text.vocabulary import DEFAULT_IDS
 
-__all__ = ["ChatTemplate", "RenderedPrompt"]
+__all__ = ["RESERVED_VARIABLES", "ChatTemplate", "RenderedPrompt"]
+
+RESERVED_VARIABLES = ("messages", "control_texts", "template", "tools", "add_generation_prompt")
+"""Names that a render has places of its own for; extra variables may not take them."""
 
 _KEY = "tokenizer.chat_template"
 _DEFAULT = "default"

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -17,7 +18,10 @@ QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 
 
-def command(*args: str) -> list[str]:
+MODEL = Path(__file__).resolve().parents[2] / "strata" / "models" / "strata-demo.gguf"
+
+
+def command(*args: str | bytes) -> list[str | bytes]:
     return [sys.executable, "-m", "strata", *args]
 
 
@@ -137,6 +141,27 @@ def test_run_prints_the_text():
     assert text == run("run", "-p", "Once upon a time", "-n", "12", "--temp", "0", "--seed", "2", "-t", "1")
 
 
+def test_run_reads_a_pipe_and_stands_a_reader_that_leaves():
+    done = subprocess.run(
+        command("run", "-p", "-", "-n", "3", "--temp", "0"), input=b"Once upon", capture_output=True, check=True
+    )
+    assert done.stdout.decode() == run("run", "-p", "Once upon", "-n", "3", "--temp", "0")
+    long = command("run", "-p", "Once upon", "-n", "400", "--ignore-eos")
+    with subprocess.Popen(long, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.read(1)
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(60)) == (b"", 1)
+
+
+def test_run_ends_by_one_interrupt():
+    long = command("run", "-p", "Once upon", "-n", "900", "--ignore-eos")
+    with subprocess.Popen(long, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert (told, process.returncode) == (b"", 130)
+
+
 def test_logits_command_writes_float32(tmp_path):
     out = tmp_path / "logits.npy"
     run("logits", "--tokens", "1,2,3", "--out", str(out))
@@ -170,10 +195,30 @@ def test_information_commands():
         (("plan", "--ram-limit", "20M"), "too much"),
         (("run", "-p", "x", "--top-p", "7"), "0 to 1"),
         (("logits", "--tokens", "1,99999", "--out", "/dev/null"), "99999"),
+        (("logits", "--tokens", "1", "--out", "no/such/folder/x.npy"), "no/such/folder"),
+        (("logits", "--tokens", "1", "--out", "."), "--out . cannot be written: it is a folder"),
+        (("logits", "--text", "", "--out", "/dev/null"), "--text has no tokens"),
+        (("run", "-p", ""), "the prompt is empty"),
+        (("run", "-p", "x", "-n", "0"), "max_tokens is 0"),
+        (("run", "-p", "x", "-c", "1"), "the context holds 1"),
+        (("run", "-p", "x", "--stop", ""), "a stop string is empty"),
+        (("run", "-p", "x", "--seed", "9" * 30), "2^64 - 1"),
+        (("run", "-p", "x", "--ram-limit", "9" * 400), "2^63"),
+        (("run", "-p", b"\xff"), "not Unicode"),
+        (("run", "-p", "x", "--dry-multiplier", "1", "--dry-sequence-breaker", b"\xff"), "Unicode text"),
+        (("run", "-f", "no-such-file"), "no-such-file cannot be read: No such file"),
+        (("run", "-f", "."), ". cannot be read: Is a directory"),
+        (("run", "-p", "x", "--chat", "--chat-template", "{{ 1 / 0 }}"), "division by zero"),
+        (("run", "-p", "x", "--chat", "--chat-template-kwargs", "messages=1"), "--chat-template-kwargs holds messages"),
+        (("serve", "--port", "0", "--chat-template", "{% for"), "does not compile"),
+        (("serve", "--port", "0", "--chat-template-file", "no-such-file"), "no-such-file cannot be read"),
+        (("perplexity", str(MODEL), "no-such-file"), "no-such-file cannot be read: No such file"),
+        (("perplexity", str(MODEL), str(MODEL)), "is no UTF-8 text"),
     ],
 )
 def test_errors_are_one_line_that_names_the_value(args, words):
     done = subprocess.run(command(*args), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert words in done.stderr
+    assert words in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].startswith("strata: ")
     assert "Traceback" not in done.stderr
