@@ -9,9 +9,9 @@ extern "C" {
 
 /* cffi: begin */
 /* Keeps worker `worker` (>= 1) away from the next regions, until worker 0 is named here or, when not `hard`, until close. */
-int32_t strata_test_engine_block(void *engine, int32_t worker, int32_t hard);
+int32_t strata_test_engine_block(void* engine, int32_t worker, int32_t hard);
 /* Processors that the quotas below a fake /sys/fs/cgroup allow; 0: no quota. */
-int32_t strata_test_cgroup_cpus(const char *root, const char *proc_cgroup);
+int32_t strata_test_cgroup_cpus(const char* root, const char* proc_cgroup);
 /* cffi: end */
 
 #ifdef __cplusplus

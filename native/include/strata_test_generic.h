@@ -70,18 +70,17 @@ int32_t strata_test_exp_sub(int32_t tier, const float* x, float max, float* out,
 /* kind: 0 RMS, 1 layer, 2 L2; gain and bias may be null. */
 int32_t strata_test_norm(int32_t tier, int32_t kind, const float* x, const float* gain, const float* bias, float eps,
                          float* out, int64_t n);
-int32_t strata_test_rope(int32_t tier, int32_t style, float* x, const float* cos_row, const float* sin_row,
-                         int64_t n_rot);
+int32_t strata_test_rope(int32_t tier, int32_t style, float* x, const float* cos_row, const float* sin_row, int64_t n_rot);
 
 int64_t strata_test_kv_row_bytes(int32_t kv_type, int64_t n);
 int32_t strata_test_kv_store(int32_t tier, int32_t kv_type, const float* x, uint8_t* row, int64_t n);
 int32_t strata_test_kv_load(int32_t tier, int32_t kv_type, const uint8_t* row, float* out, int64_t n);
 /* q [n_q, n_dim], k [n_keys, row bytes] -> s [n_q, n_keys]. */
-int32_t strata_test_attn_scores(int32_t tier, int32_t kv_type, const float* q, int64_t n_q, const uint8_t* k,
-                                int64_t n_keys, int64_t n_dim, float scale, float* s);
+int32_t strata_test_attn_scores(int32_t tier, int32_t kv_type, const float* q, int64_t n_q, const uint8_t* k, int64_t n_keys,
+                                int64_t n_dim, float scale, float* s);
 /* p [n_q, n_keys], v [n_keys, row bytes]; adds one tile to acc [n_q, n_dim]. */
-int32_t strata_test_attn_values(int32_t tier, int32_t kv_type, const float* p, int64_t n_q, const uint8_t* v,
-                                int64_t n_keys, int64_t n_dim, float* acc);
+int32_t strata_test_attn_values(int32_t tier, int32_t kv_type, const float* p, int64_t n_q, const uint8_t* v, int64_t n_keys,
+                                int64_t n_dim, float* acc);
 
 /* ---- weights as floats ---- */
 

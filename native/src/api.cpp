@@ -31,7 +31,6 @@ Status check_struct(Error& error, const char* name, const T* pointer) {
   return error.fail(STRATA_E_ARGUMENT, "%s.struct_size is %u; this library has %zu", name, pointer->struct_size, sizeof(T));
 }
 
-
 }  // namespace
 
 extern "C" {
@@ -40,17 +39,20 @@ STRATA_API int32_t strata_abi_version(void) { return STRATA_ABI_VERSION; }
 
 STRATA_API int64_t strata_struct_bytes(const char* name) {
   if (name == nullptr) return -1;
-#define STRATA_STRUCT(type) {#type, sizeof(type)}
+#define STRATA_STRUCT(type) \
+  {                         \
+    #type, sizeof(type)     \
+  }
   static const struct {
     const char* name;
     size_t bytes;
   } kStructs[] = {
-      STRATA_STRUCT(strata_tensor),       STRATA_STRUCT(strata_source),        STRATA_STRUCT(strata_buffer),
-      STRATA_STRUCT(strata_rope),         STRATA_STRUCT(strata_kv_layer),      STRATA_STRUCT(strata_expert_set),
-      STRATA_STRUCT(strata_op),           STRATA_STRUCT(strata_model_desc),    STRATA_STRUCT(strata_load_config),
-      STRATA_STRUCT(strata_load_stats),   STRATA_STRUCT(strata_engine_config), STRATA_STRUCT(strata_engine_bytes),
-      STRATA_STRUCT(strata_sample),       STRATA_STRUCT(strata_sampled),       STRATA_STRUCT(strata_step),
-      STRATA_STRUCT(strata_completion),   STRATA_STRUCT(strata_engine_stats),  STRATA_STRUCT(strata_state),
+      STRATA_STRUCT(strata_tensor),     STRATA_STRUCT(strata_source),        STRATA_STRUCT(strata_buffer),
+      STRATA_STRUCT(strata_rope),       STRATA_STRUCT(strata_kv_layer),      STRATA_STRUCT(strata_expert_set),
+      STRATA_STRUCT(strata_op),         STRATA_STRUCT(strata_model_desc),    STRATA_STRUCT(strata_load_config),
+      STRATA_STRUCT(strata_load_stats), STRATA_STRUCT(strata_engine_config), STRATA_STRUCT(strata_engine_bytes),
+      STRATA_STRUCT(strata_sample),     STRATA_STRUCT(strata_sampled),       STRATA_STRUCT(strata_step),
+      STRATA_STRUCT(strata_completion), STRATA_STRUCT(strata_engine_stats),  STRATA_STRUCT(strata_state),
   };
 #undef STRATA_STRUCT
   for (const auto& row : kStructs) {
@@ -77,20 +79,34 @@ STRATA_API const char* strata_build_info(void) {
 
 STRATA_API const char* strata_status_name(int32_t status) {
   switch (status) {
-    case STRATA_OK: return "STRATA_OK";
-    case STRATA_E_ARGUMENT: return "STRATA_E_ARGUMENT";
-    case STRATA_E_MEMORY: return "STRATA_E_MEMORY";
-    case STRATA_E_IO: return "STRATA_E_IO";
-    case STRATA_E_CANCELLED: return "STRATA_E_CANCELLED";
-    case STRATA_E_DEADLINE: return "STRATA_E_DEADLINE";
-    case STRATA_E_NUMERIC: return "STRATA_E_NUMERIC";
-    case STRATA_E_STATE: return "STRATA_E_STATE";
-    case STRATA_E_UNSUPPORTED: return "STRATA_E_UNSUPPORTED";
-    case STRATA_E_DEVICE: return "STRATA_E_DEVICE";
-    case STRATA_E_DEVICE_MEMORY: return "STRATA_E_DEVICE_MEMORY";
-    case STRATA_E_BUSY: return "STRATA_E_BUSY";
-    case STRATA_E_INTERNAL: return "STRATA_E_INTERNAL";
-    default: return "unknown status";
+    case STRATA_OK:
+      return "STRATA_OK";
+    case STRATA_E_ARGUMENT:
+      return "STRATA_E_ARGUMENT";
+    case STRATA_E_MEMORY:
+      return "STRATA_E_MEMORY";
+    case STRATA_E_IO:
+      return "STRATA_E_IO";
+    case STRATA_E_CANCELLED:
+      return "STRATA_E_CANCELLED";
+    case STRATA_E_DEADLINE:
+      return "STRATA_E_DEADLINE";
+    case STRATA_E_NUMERIC:
+      return "STRATA_E_NUMERIC";
+    case STRATA_E_STATE:
+      return "STRATA_E_STATE";
+    case STRATA_E_UNSUPPORTED:
+      return "STRATA_E_UNSUPPORTED";
+    case STRATA_E_DEVICE:
+      return "STRATA_E_DEVICE";
+    case STRATA_E_DEVICE_MEMORY:
+      return "STRATA_E_DEVICE_MEMORY";
+    case STRATA_E_BUSY:
+      return "STRATA_E_BUSY";
+    case STRATA_E_INTERNAL:
+      return "STRATA_E_INTERNAL";
+    default:
+      return "unknown status";
   }
 }
 
@@ -99,7 +115,9 @@ STRATA_API const char* strata_last_error(void) { return last_error.text; }
 STRATA_API int64_t strata_packed_bytes(int32_t type, int64_t n_rows, int64_t n_cols) {
   const strata::cpu::TypeKernels* kernels = strata::cpu::type_kernels(strata::cpu::Tier::scalar, type);
   constexpr int64_t kMost = int64_t{1} << 31;
-  if (kernels == nullptr || n_rows < 1 || n_cols < 1 || n_rows > kMost || n_cols > kMost / 64 || n_cols % kernels->block != 0) return -1;
+  if (kernels == nullptr || n_rows < 1 || n_cols < 1 || n_rows > kMost || n_cols > kMost / 64 ||
+      n_cols % kernels->block != 0)
+    return -1;
   return strata::cpu::packed_bytes(type, n_rows, n_cols);
 }
 
@@ -174,7 +192,8 @@ STRATA_API int32_t strata_model_close(strata_model* model) {
   return STRATA_OK;
 }
 
-STRATA_API int32_t strata_engine_measure(const strata_model* model, const strata_engine_config* config, strata_engine_bytes* bytes) {
+STRATA_API int32_t strata_engine_measure(const strata_model* model, const strata_engine_config* config,
+                                         strata_engine_bytes* bytes) {
   Error& error = begin();
   if (model == nullptr) return null_argument(error, "model");
   STRATA_TRY(check_struct(error, "config", config));

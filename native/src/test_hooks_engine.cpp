@@ -8,6 +8,8 @@ STRATA_API int32_t strata_test_engine_block(void* engine, int32_t worker, int32_
   return STRATA_OK;
 }
 
-STRATA_API int32_t strata_test_cgroup_cpus(const char* root, const char* proc_cgroup) { return strata::cgroup_cpus(root, proc_cgroup); }
+STRATA_API int32_t strata_test_cgroup_cpus(const char* root, const char* proc_cgroup) {
+  return strata::cgroup_cpus(root, proc_cgroup);
+}
 
 }  // extern "C"

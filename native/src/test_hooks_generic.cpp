@@ -11,14 +11,11 @@ namespace {
 
 using FloatFn = float (*)(float);
 constexpr FloatFn kFloatFns[] = {
-    [](float x) { return m_exp(x); },        [](float x) { return m_expm1(x); },
-    [](float x) { return m_sigmoid(x); },    [](float x) { return m_silu(x); },
-    [](float x) { return m_tanh(x); },       [](float x) { return m_gelu(x); },
-    [](float x) { return m_gelu_erf(x); },   [](float x) { return m_gelu_quick(x); },
-    [](float x) { return m_erf(x); },        [](float x) { return m_log(x); },
-    [](float x) { return m_log1p(x); },      [](float x) { return m_softplus(x); },
-    [](float x) { return m_round_even(x); }, [](float x) { return m_relu_sqr(x); },
-    [](float x) { return v_sqrt(x); },
+    [](float x) { return m_exp(x); },        [](float x) { return m_expm1(x); },      [](float x) { return m_sigmoid(x); },
+    [](float x) { return m_silu(x); },       [](float x) { return m_tanh(x); },       [](float x) { return m_gelu(x); },
+    [](float x) { return m_gelu_erf(x); },   [](float x) { return m_gelu_quick(x); }, [](float x) { return m_erf(x); },
+    [](float x) { return m_log(x); },        [](float x) { return m_log1p(x); },      [](float x) { return m_softplus(x); },
+    [](float x) { return m_round_even(x); }, [](float x) { return m_relu_sqr(x); },   [](float x) { return v_sqrt(x); },
 };
 constexpr int32_t kFloatFnCount = sizeof(kFloatFns) / sizeof(kFloatFns[0]);
 
@@ -46,17 +43,20 @@ STRATA_TEST_API int32_t strata_test_math_double(int32_t function, const double* 
         m_sincos(x[i], s, c);
         out[i] = c;
         break;
-      case STRATA_TEST_EXP_DOUBLE: out[i] = m_exp_double(x[i]); break;
-      case STRATA_TEST_LOG_DOUBLE: out[i] = m_log_double(x[i]); break;
-      default: return -1;
+      case STRATA_TEST_EXP_DOUBLE:
+        out[i] = m_exp_double(x[i]);
+        break;
+      case STRATA_TEST_LOG_DOUBLE:
+        out[i] = m_log_double(x[i]);
+        break;
+      default:
+        return -1;
     }
   }
   return 0;
 }
 
-STRATA_TEST_API double strata_test_rope_freq(double base, int32_t k, int32_t n_rot) {
-  return m_rope_freq(base, k, n_rot);
-}
+STRATA_TEST_API double strata_test_rope_freq(double base, int32_t k, int32_t n_rot) { return m_rope_freq(base, k, n_rot); }
 
 STRATA_TEST_API int32_t strata_test_to_16(int32_t format, const float* x, uint16_t* out, int64_t n) {
   if (format != 1 && format != 30) return -1;
@@ -94,14 +94,29 @@ STRATA_TEST_API int32_t strata_test_binary(int32_t tier, int32_t function, const
   const VecMath* m = table(tier);
   if (m == nullptr) return -1;
   switch (function) {
-    case STRATA_TEST_ADD: m->add(x, y, out, n); return 0;
-    case STRATA_TEST_MUL: m->mul(x, y, out, n); return 0;
-    case STRATA_TEST_SCALE: m->scale(x, a, out, n); return 0;
-    case STRATA_TEST_ADD_SCALED: m->add_scaled(a, x, b, y, out, n); return 0;
-    case STRATA_TEST_CLAMP: m->clamp(x, a, out, n); return 0;
-    case STRATA_TEST_AXPY: m->axpy(a, x, out, n); return 0;
-    case STRATA_TEST_SOFTCAP: m->softcap(x, a, out, n); return 0;
-    default: return -1;
+    case STRATA_TEST_ADD:
+      m->add(x, y, out, n);
+      return 0;
+    case STRATA_TEST_MUL:
+      m->mul(x, y, out, n);
+      return 0;
+    case STRATA_TEST_SCALE:
+      m->scale(x, a, out, n);
+      return 0;
+    case STRATA_TEST_ADD_SCALED:
+      m->add_scaled(a, x, b, y, out, n);
+      return 0;
+    case STRATA_TEST_CLAMP:
+      m->clamp(x, a, out, n);
+      return 0;
+    case STRATA_TEST_AXPY:
+      m->axpy(a, x, out, n);
+      return 0;
+    case STRATA_TEST_SOFTCAP:
+      m->softcap(x, a, out, n);
+      return 0;
+    default:
+      return -1;
   }
 }
 
@@ -110,11 +125,20 @@ STRATA_TEST_API int32_t strata_test_reduce(int32_t tier, int32_t function, const
   const VecMath* m = table(tier);
   if (m == nullptr) return -1;
   switch (function) {
-    case STRATA_TEST_SUM: *out = m->sum(x, n); return 0;
-    case STRATA_TEST_SUM_SQUARES: *out = m->sum_squares(x, n); return 0;
-    case STRATA_TEST_DOT: *out = m->dot(x, y, n); return 0;
-    case STRATA_TEST_MAX: *out = m->max(x, n); return 0;
-    default: return -1;
+    case STRATA_TEST_SUM:
+      *out = m->sum(x, n);
+      return 0;
+    case STRATA_TEST_SUM_SQUARES:
+      *out = m->sum_squares(x, n);
+      return 0;
+    case STRATA_TEST_DOT:
+      *out = m->dot(x, y, n);
+      return 0;
+    case STRATA_TEST_MAX:
+      *out = m->max(x, n);
+      return 0;
+    default:
+      return -1;
   }
 }
 

@@ -32,7 +32,8 @@ class Arena {
     if (bytes == 0) return true;
     const int64_t mapped = round_up(bytes, kHugePage);
     if (mapped < 0) return false;
-    void* p = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* p = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
     if (p == MAP_FAILED) return false;
     data_ = static_cast<uint8_t*>(p);
     mapped_ = mapped;

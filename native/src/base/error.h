@@ -32,10 +32,10 @@ struct Error {
 };
 
 // Returns from the calling function when `expression` is not STRATA_OK.
-#define STRATA_TRY(expression)                            \
-  do {                                                    \
-    const ::strata::Status try_status = (expression);     \
-    if (try_status != STRATA_OK) return try_status;       \
+#define STRATA_TRY(expression)                        \
+  do {                                                \
+    const ::strata::Status try_status = (expression); \
+    if (try_status != STRATA_OK) return try_status;   \
   } while (0)
 
 }  // namespace strata

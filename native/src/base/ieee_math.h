@@ -140,7 +140,7 @@ template <class V>
 static STRATA_HD V m_exp_split(V x, V& r) {
   const V magic = V(12582912.0f);  // 1.5 * 2^23: the sum's low bits are the integer
   const V n = v_fma(x, V(0x1.715476p+0f), magic) - magic;
-  r = v_fma(n, V(-0x1.62e400p-1f), x);      // 16 bits of ln 2: n times it is exact for |n| < 256
+  r = v_fma(n, V(-0x1.62e400p-1f), x);  // 16 bits of ln 2: n times it is exact for |n| < 256
   r = v_fma(n, V(-0x1.7f7d1cp-20f), r);
   return n;
 }
@@ -414,8 +414,8 @@ static STRATA_HD uint16_t m_float_to_half(float x) {
   const uint32_t bits = static_cast<uint32_t>(v_bits(x));
   const uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
-  if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);  // from 65536 on, and infinity
-  if (magnitude < 0x38800000u) {                                              // below 2^-14: units of 2^-24
+  if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);    // from 65536 on, and infinity
+  if (magnitude < 0x38800000u) {                                                 // below 2^-14: units of 2^-24
     const float units = v_from_bits(static_cast<int32_t>(magnitude)) * 0x1p24f;  // exact
     return static_cast<uint16_t>(sign | static_cast<uint32_t>(m_round_even(units)));
   }

@@ -35,7 +35,8 @@ Status measure_read(int32_t n_threads, int64_t bytes, double* bytes_per_s, Error
   Pool pool;
   STRATA_TRY(pool.open(config, error));
   Arena arena;
-  if (!arena.open(bytes)) return error.fail(STRATA_E_MEMORY, "no memory for %lld bytes to read", static_cast<long long>(bytes));
+  if (!arena.open(bytes))
+    return error.fail(STRATA_E_MEMORY, "no memory for %lld bytes to read", static_cast<long long>(bytes));
   uint64_t* words = reinterpret_cast<uint64_t*>(arena.data());
   const int64_t n_lines = bytes / 64;
   STRATA_TRY(pool.parallel([&](int32_t worker) {

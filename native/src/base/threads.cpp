@@ -21,9 +21,9 @@
 namespace strata {
 namespace {
 
-constexpr int64_t kDefaultSpinNs = 3000000;      // a few milliseconds: covers the gap between two decode steps
+constexpr int64_t kDefaultSpinNs = 3000000;       // a few milliseconds: covers the gap between two decode steps
 constexpr int64_t kDefaultStallNs = 30000000000;  // far above the slowest chunk of work, far below a user's patience
-constexpr int64_t kBusySpinNs = 20000;           // before a thread without a core of its own yields
+constexpr int64_t kBusySpinNs = 20000;            // before a thread without a core of its own yields
 
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "futex words are plain 32-bit");
 
@@ -33,7 +33,9 @@ void futex_wait(std::atomic<uint32_t>* word, uint32_t seen, int64_t timeout_ns) 
   syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, timeout_ns < 0 ? nullptr : &timeout, nullptr, 0);
 }
 
-void futex_wake_all(std::atomic<uint32_t>* word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
+void futex_wake_all(std::atomic<uint32_t>* word) {
+  syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
 
 }  // namespace
 
@@ -119,7 +121,8 @@ Status Pool::open(const Config& config, Error& error) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (failed != 0) {
     close();
-    return error.fail(STRATA_E_MEMORY, "thread %d of %d could not be started: %s", n_started_ + 1, config.n_workers, strerror(failed));
+    return error.fail(STRATA_E_MEMORY, "thread %d of %d could not be started: %s", n_started_ + 1, config.n_workers,
+                      strerror(failed));
   }
   return STRATA_OK;
 }

@@ -58,8 +58,8 @@ class Pool {
   using BrokenFn = void (*)(void* owner);
   struct Config {
     int32_t n_workers = 1;
-    int32_t spin_us = -1;    // -1: default
-    int64_t stall_ns = 0;    // 0: default
+    int32_t spin_us = -1;  // -1: default
+    int64_t stall_ns = 0;  // 0: default
     BrokenFn on_broken = nullptr;
     void* owner = nullptr;
   };
@@ -138,7 +138,9 @@ class Pool {
   void hold_back(int32_t index) const;
   void break_up();
 
-  struct alignas(64) Cursor { std::atomic<int64_t> next{0}; };
+  struct alignas(64) Cursor {
+    std::atomic<int64_t> next{0};
+  };
 
   int32_t n_workers_ = 1;
   int32_t n_started_ = 0;
@@ -158,7 +160,7 @@ class Pool {
   alignas(64) std::atomic<int32_t> arrived_{0};
   alignas(64) EventWord phase_;  // advanced whenever all workers have arrived at a barrier
   alignas(64) std::atomic<int32_t> left_{0};
-  alignas(64) EventWord done_;   // advanced whenever all threads have left a region
+  alignas(64) EventWord done_;  // advanced whenever all threads have left a region
   Cursor cursors_[kCursors];
 };
 

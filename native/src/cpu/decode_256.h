@@ -95,8 +95,7 @@ struct DecodeQ5K {  // d dmin scales[12] qh[32] qs[128]
     for (int part = 0; part < 4; ++part) {
       const uint8_t* bytes = block + 48 + 32 * part;
       const int bit = 2 * part;
-      for (int i = 0; i < 32; ++i)
-        out.q[64 * part + i] = static_cast<int8_t>((bytes[i] & 15) | (high[i] >> bit & 1) << 4);
+      for (int i = 0; i < 32; ++i) out.q[64 * part + i] = static_cast<int8_t>((bytes[i] & 15) | (high[i] >> bit & 1) << 4);
       for (int i = 0; i < 32; ++i)
         out.q[64 * part + 32 + i] = static_cast<int8_t>((bytes[i] >> 4) | (high[i] >> (bit + 1) & 1) << 4);
     }
@@ -195,8 +194,7 @@ struct DecodeIq4Xs {  // d scales_h[2] scales_l[4] qs[128]
 // Two words of eight bytes side by side, in one store: the products read 16 bytes at a time.
 STRATA_LANE void store_pair(uint64_t first, uint64_t second, int8_t* q) {
 #if defined(__AVX2__)
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(q),
-                   _mm_set_epi64x(static_cast<int64_t>(second), static_cast<int64_t>(first)));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(q), _mm_set_epi64x(static_cast<int64_t>(second), static_cast<int64_t>(first)));
 #else
   memcpy(q, &first, sizeof first);
   memcpy(q + 8, &second, sizeof second);
@@ -261,9 +259,7 @@ struct DecodeIq2S {  // d qs[32] signs[32] qh[8] scales[8]
   STRATA_LANE void decode(const uint8_t* block, SuperBlock& out) {
     out.d = load_half(block) * 0.125f;
     odd_scales(block + 74, out);
-    const auto point = [&](int k) {
-      return iq::kTables.iq2s[block[2 + k] | (block[66 + k / 4] >> (k % 4 * 2) & 3) << 8];
-    };
+    const auto point = [&](int k) { return iq::kTables.iq2s[block[2 + k] | (block[66 + k / 4] >> (k % 4 * 2) & 3) << 8]; };
     for (int k = 0; k < 32; k += 2)
       store_signed_pair(point(k), point(k + 1), load_as<uint16_t>(block + 34 + k), out.q + 8 * k);
   }

@@ -1,8 +1,8 @@
 // Blocks of 32 (NVFP4: 64 in four units of 16) to integers: value[i] = d * q[i] + m, activations in form A32.
 //
-// A decoder reads one file block; q is written as int16, ready for the products. kValues and kBytes are the block's, kUnit the values that share one scale; d and m
-// have kValues / kUnit entries. Ranges of q and the proof that sums fit: docs/numerics.md. Internal linkage: the sources
-// of every tier include their own copy.
+// A decoder reads one file block; q is written as int16, ready for the products. kValues and kBytes are the block's, kUnit
+// the values that share one scale; d and m have kValues / kUnit entries. Ranges of q and the proof that sums fit:
+// docs/numerics.md. Internal linkage: the sources of every tier include their own copy.
 #pragma once
 #include "cpu/simd.h"
 

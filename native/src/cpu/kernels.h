@@ -27,7 +27,7 @@ enum class Layout : int32_t { packed = 0, rows = 1 };
 constexpr int64_t kGroupRows = 16;
 
 struct MatView {
-  int32_t type;         // GGML type number
+  int32_t type;  // GGML type number
   Layout layout;
   int64_t n_rows;       // outputs (ne[1])
   int64_t n_cols;       // inputs (ne[0]), a multiple of the type's block size
@@ -44,8 +44,8 @@ struct MatmulArgs {
   const int32_t* act_index;  // [n_tokens] activation row of token t, or null for t itself
   int64_t n_tokens;
   float* y;
-  int64_t y_stride;          // floats between output rows
-  const int32_t* y_index;    // [n_tokens] output row of token t, or null for t itself
+  int64_t y_stride;        // floats between output rows
+  const int32_t* y_index;  // [n_tokens] output row of token t, or null for t itself
 };
 using MatmulFn = void (*)(const MatmulArgs& args);
 
@@ -66,7 +66,8 @@ const TypeKernels* type_kernels(Tier tier, int32_t type);
 // Bytes of one activation row of n_cols values, a multiple of 64.
 int64_t act_row_bytes(ActForm form, int64_t n_cols);
 // Rounds n_tokens rows x[t * x_stride ..] of n_cols floats into acts (act_row_bytes apart). Same bits on all tiers.
-void act_quantize(Tier tier, ActForm form, const float* x, int64_t x_stride, int64_t n_cols, int64_t n_tokens, uint8_t* acts);
+void act_quantize(Tier tier, ActForm form, const float* x, int64_t x_stride, int64_t n_cols, int64_t n_tokens,
+                  uint8_t* acts);
 
 // Bytes of a matrix in the packed layout, last group padded, a multiple of 64.
 int64_t packed_bytes(int32_t type, int64_t n_rows, int64_t n_cols);

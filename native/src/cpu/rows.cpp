@@ -15,14 +15,19 @@ MatmulFn rows_matmul_neon(int32_t type);
 
 MatmulFn rows_matmul(Tier tier, int32_t type) {
   switch (tier) {
-    case Tier::scalar: return rows_matmul_ref(type);
+    case Tier::scalar:
+      return rows_matmul_ref(type);
 #if defined(__x86_64__)
-    case Tier::avx2: return rows_matmul_avx2(type);
-    case Tier::avx512: return rows_matmul_avx512(type);
+    case Tier::avx2:
+      return rows_matmul_avx2(type);
+    case Tier::avx512:
+      return rows_matmul_avx512(type);
 #elif defined(__aarch64__)
-    case Tier::neon: return rows_matmul_neon(type);
+    case Tier::neon:
+      return rows_matmul_neon(type);
 #endif
-    default: return nullptr;
+    default:
+      return nullptr;
   }
 }
 

@@ -22,9 +22,7 @@ STRATA_LANE __m512i products32(const int16_t* w, const int8_t* x) {
   const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
   return _mm512_madd_epi16(_mm512_loadu_si512(w), wide);
 }
-STRATA_LANE Sums fold(__m512i v) {
-  return _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
-}
+STRATA_LANE Sums fold(__m512i v) { return _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1)); }
 // Eight partial sums of n products.
 template <int n>
 STRATA_LANE Sums partial_sums(const int16_t* w, const int8_t* x) {
@@ -267,8 +265,7 @@ STRATA_LANE void float_block(const MatmulArgs& args, int64_t row, int64_t token)
     for (int k = 0; k < k16; ++k)
       for (int r = 0; r < kR; ++r) {
         const VF weights = Row::load(w + r * stride, c + k * kLanes);
-        for (int t = 0; t < kT; ++t)
-          lanes[r][t][k] = v_fma(weights, RowF32::load(x[t], c + k * kLanes), lanes[r][t][k]);
+        for (int t = 0; t < kT; ++t) lanes[r][t][k] = v_fma(weights, RowF32::load(x[t], c + k * kLanes), lanes[r][t][k]);
       }
   for (int k = 0; k < k16 && c < n_cols; ++k) {  // lanes behind the end take fma(0, 0, lane)
     const int64_t left = n_cols - c - k * kLanes, n = left < 0 ? 0 : left < kLanes ? left : kLanes;

@@ -35,8 +35,7 @@ void row_glu(int32_t kind, const float* gate, const float* up, float p0, float p
     case STRATA_GLU_RELU:
       return map2(gate, up, out, n, [](VF g, VF u) { return m_relu(g) * u; });
     case STRATA_GLU_SWIGLU_OAI:
-      return map2(gate, up, out, n,
-                  [=](VF g, VF u) { return m_silu_alpha(m_min(g, b), a) * (m_clamp(u, -b, b) + one); });
+      return map2(gate, up, out, n, [=](VF g, VF u) { return m_silu_alpha(m_min(g, b), a) * (m_clamp(u, -b, b) + one); });
     case STRATA_GLU_SILU_CLAMP_EARLY:
       return map2(gate, up, out, n, [=](VF g, VF u) { return m_silu(m_min(g, a)) * m_clamp(u, -a, a); });
     case STRATA_GLU_SILU_CLAMP_LATE:
@@ -58,18 +57,30 @@ void row_glu(int32_t kind, const float* gate, const float* up, float p0, float p
 
 void row_unary(Unary kind, const float* x, float* out, int64_t n) {
   switch (kind) {
-    case Unary::exp: return map1(x, out, n, [](VF v) { return m_exp(v); });
-    case Unary::sigmoid: return map1(x, out, n, [](VF v) { return m_sigmoid(v); });
-    case Unary::silu: return map1(x, out, n, [](VF v) { return m_silu(v); });
-    case Unary::softplus: return map1(x, out, n, [](VF v) { return m_softplus(v); });
-    case Unary::tanh: return map1(x, out, n, [](VF v) { return m_tanh(v); });
-    case Unary::gelu: return map1(x, out, n, [](VF v) { return m_gelu(v); });
-    case Unary::gelu_erf: return map1(x, out, n, [](VF v) { return m_gelu_erf(v); });
-    case Unary::gelu_quick: return map1(x, out, n, [](VF v) { return m_gelu_quick(v); });
-    case Unary::relu: return map1(x, out, n, [](VF v) { return m_relu(v); });
-    case Unary::relu_sqr: return map1(x, out, n, [](VF v) { return m_relu_sqr(v); });
-    case Unary::log: return map1(x, out, n, [](VF v) { return m_log(v); });
-    case Unary::sqrt: return map1(x, out, n, [](VF v) { return v_sqrt(v); });
+    case Unary::exp:
+      return map1(x, out, n, [](VF v) { return m_exp(v); });
+    case Unary::sigmoid:
+      return map1(x, out, n, [](VF v) { return m_sigmoid(v); });
+    case Unary::silu:
+      return map1(x, out, n, [](VF v) { return m_silu(v); });
+    case Unary::softplus:
+      return map1(x, out, n, [](VF v) { return m_softplus(v); });
+    case Unary::tanh:
+      return map1(x, out, n, [](VF v) { return m_tanh(v); });
+    case Unary::gelu:
+      return map1(x, out, n, [](VF v) { return m_gelu(v); });
+    case Unary::gelu_erf:
+      return map1(x, out, n, [](VF v) { return m_gelu_erf(v); });
+    case Unary::gelu_quick:
+      return map1(x, out, n, [](VF v) { return m_gelu_quick(v); });
+    case Unary::relu:
+      return map1(x, out, n, [](VF v) { return m_relu(v); });
+    case Unary::relu_sqr:
+      return map1(x, out, n, [](VF v) { return m_relu_sqr(v); });
+    case Unary::log:
+      return map1(x, out, n, [](VF v) { return m_log(v); });
+    case Unary::sqrt:
+      return map1(x, out, n, [](VF v) { return v_sqrt(v); });
   }
 }
 

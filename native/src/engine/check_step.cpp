@@ -36,8 +36,8 @@ struct SampleCheck {
   }
   Status real(const char* field, float value, float low, float high) const {
     if (value >= low && value <= high) return STRATA_OK;
-    return error.fail(STRATA_E_ARGUMENT, "step.samples[%d].%s is %g; accepted: %g to %g", index, field, static_cast<double>(value),
-                      static_cast<double>(low), static_cast<double>(high));
+    return error.fail(STRATA_E_ARGUMENT, "step.samples[%d].%s is %g; accepted: %g to %g", index, field,
+                      static_cast<double>(value), static_cast<double>(low), static_cast<double>(high));
   }
   // ints[first .. first + n) exists and holds token ids.
   Status token_list(const char* first_field, const char* n_field, int32_t first, int32_t n) const {
@@ -128,12 +128,14 @@ Status StepChecker::check_tokens(const strata_step& step, Error& error) {
   ++epoch_;
   for (int32_t t = 0; t < step.n_tokens; ++t) {
     const int32_t seq = step.seq[t], pos = step.pos[t];
-    if (step.token[t] < 0 || step.token[t] >= plan_->n_vocab) return bad(error, "token", t, step.token[t], 0, plan_->n_vocab - 1);
+    if (step.token[t] < 0 || step.token[t] >= plan_->n_vocab)
+      return bad(error, "token", t, step.token[t], 0, plan_->n_vocab - 1);
     if (seq < 0 || seq >= step.n_seqs) return bad(error, "seq", t, seq, 0, step.n_seqs - 1);
     const int64_t positions = int64_t{step.max_blocks} * STRATA_KV_BLOCK_TOKENS;
     if (pos < 0 || pos >= positions) return bad(error, "pos", t, pos, 0, positions - 1);
     const bool goes_on = t > 0 && step.seq[t - 1] == seq;
-    if (goes_on && pos != step.pos[t - 1] + 1) return bad(error, "pos", t, pos, int64_t{step.pos[t - 1]} + 1, int64_t{step.pos[t - 1]} + 1);
+    if (goes_on && pos != step.pos[t - 1] + 1)
+      return bad(error, "pos", t, pos, int64_t{step.pos[t - 1]} + 1, int64_t{step.pos[t - 1]} + 1);
     if (!goes_on && seq_seen_[seq] == epoch_) {
       return error.fail(STRATA_E_ARGUMENT, "step.seq[%d] is %d again; rows of one sequence are adjacent", t, seq);
     }
@@ -142,14 +144,14 @@ Status StepChecker::check_tokens(const strata_step& step, Error& error) {
     const int32_t last = pos / STRATA_KV_BLOCK_TOKENS;
     for (int32_t b = goes_on ? last : 0; b <= last; ++b) {
       if (blocks[b] < 0 || blocks[b] >= n_kv_blocks_) {
-        return error.fail(STRATA_E_ARGUMENT, "step.block_table[%d][%d] is %d; position %d needs a block from 0 to %d", seq, b, blocks[b],
-                          pos, n_kv_blocks_ - 1);
+        return error.fail(STRATA_E_ARGUMENT, "step.block_table[%d][%d] is %d; position %d needs a block from 0 to %d", seq,
+                          b, blocks[b], pos, n_kv_blocks_ - 1);
       }
     }
     const int32_t block = blocks[last];
     if (block_written_[block] == epoch_ && block_writer_[block] != seq) {
-      return error.fail(STRATA_E_ARGUMENT, "step.block_table[%d][%d] is %d, which sequence %d of this step writes too", seq, last, block,
-                        block_writer_[block]);
+      return error.fail(STRATA_E_ARGUMENT, "step.block_table[%d][%d] is %d, which sequence %d of this step writes too", seq,
+                        last, block, block_writer_[block]);
     }
     block_written_[block] = epoch_;
     block_writer_[block] = seq;
@@ -164,7 +166,8 @@ Status StepChecker::check_slots(const strata_step& step, Error& error) {
   for (int32_t s = 0; s < step.n_seqs; ++s) {
     const int32_t slot = step.state_slot[s];
     if (slot < 0 || slot >= n_state_slots_) return bad(error, "state_slot", s, slot, 0, n_state_slots_ - 1);
-    if (slot_used_[slot] == epoch_) return error.fail(STRATA_E_ARGUMENT, "step.state_slot[%d] is %d, as of an earlier sequence", s, slot);
+    if (slot_used_[slot] == epoch_)
+      return error.fail(STRATA_E_ARGUMENT, "step.state_slot[%d] is %d, as of an earlier sequence", s, slot);
     slot_used_[slot] = epoch_;
   }
   return STRATA_OK;

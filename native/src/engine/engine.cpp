@@ -66,9 +66,12 @@ Status Engine::measure(const Model& model, const strata_engine_config& config, s
   const ScratchQuery query = scratch_query(model, config);
   bytes.activations = model.plan.activations_bytes;
   bytes.kv = KvStore::measure_bytes(model.plan, config.kv_type, config.n_kv_blocks);
-  if (bytes.kv < 0) return error.fail(STRATA_E_ARGUMENT, "config.kv_type is %d with %d blocks; not possible with this model's heads", config.kv_type, config.n_kv_blocks);
+  if (bytes.kv < 0)
+    return error.fail(STRATA_E_ARGUMENT, "config.kv_type is %d with %d blocks; not possible with this model's heads",
+                      config.kv_type, config.n_kv_blocks);
   bytes.state = StateStore::measure_bytes(model.plan, config.n_state_slots);
-  if (bytes.state < 0) return error.fail(STRATA_E_ARGUMENT, "config.n_state_slots is %d; their states have no size", config.n_state_slots);
+  if (bytes.state < 0)
+    return error.fail(STRATA_E_ARGUMENT, "config.n_state_slots is %d; their states have no size", config.n_state_slots);
   bytes.scratch = walk_scratch_bytes(query) + walk_tables_bytes(query);
   return STRATA_OK;
 }
@@ -82,8 +85,8 @@ Status Engine::open(Model& model, const strata_engine_config& config, Error& err
   tier_ = config_tier(config);
   n_slots_ = config.queue_steps;
   const ScratchQuery query = scratch_query(model, config);
-  if (!activations_.open(bytes.activations) || !scratch_.open(walk_scratch_bytes(query)) || !tables_.open(walk_tables_bytes(query)) ||
-      !checker_.open(model.plan, config)) {
+  if (!activations_.open(bytes.activations) || !scratch_.open(walk_scratch_bytes(query)) ||
+      !tables_.open(walk_tables_bytes(query)) || !checker_.open(model.plan, config)) {
     return error.fail(STRATA_E_MEMORY, "no memory for %lld bytes of activations and %lld of scratch",
                       static_cast<long long>(bytes.activations), static_cast<long long>(bytes.scratch));
   }
@@ -187,7 +190,8 @@ Engine::Slot* Engine::take() {
 void Engine::run(Slot& slot) {
   const int64_t start = now_ns();
   place_.heartbeat_ns.store(start, std::memory_order_relaxed);
-  StepContext ctx{*model_, slot.step, pool_, kv_, states_, tier_, activations_.data(), scratch_.data(), scratch_.bytes(), stop_, 0, tables_.data(), {}, {}};
+  StepContext ctx{*model_,         slot.step,        pool_, kv_, states_,        tier_, activations_.data(),
+                  scratch_.data(), scratch_.bytes(), stop_, 0,   tables_.data(), {},    {}};
   WalkConfig walk;
   walk.poison = config_.poison != 0;
   walk.deadline_ns = config_.step_deadline_us > 0 ? start + config_.step_deadline_us * 1000 : 0;
@@ -205,9 +209,16 @@ void Engine::run(Slot& slot) {
 void Engine::finish(Slot& slot, Status status, const char* text, int64_t queued_ns, int64_t run_ns, int64_t sample_ns,
                     const StepCounters& counters) {
   if (slot.state == State::done) return;
-  slot.completion = {sizeof(strata_completion), status,           slot.ticket,          queued_ns,
-                     run_ns,                    sample_ns,        counters.weight_bytes, counters.kv_bytes,
-                     counters.expert_rows,      counters.experts_touched};
+  slot.completion = {sizeof(strata_completion),
+                     status,
+                     slot.ticket,
+                     queued_ns,
+                     run_ns,
+                     sample_ns,
+                     counters.weight_bytes,
+                     counters.kv_bytes,
+                     counters.expert_rows,
+                     counters.experts_touched};
   slot.state = State::done;
   if (status != STRATA_OK) {
     Text& kept = texts_[slot.ticket % kMaxSlots];
@@ -216,8 +227,10 @@ void Engine::finish(Slot& slot, Status status, const char* text, int64_t queued_
   }
   ++steps_;
   if (status == STRATA_OK) tokens_ += slot.step.n_tokens;
-  if (status == STRATA_E_CANCELLED) ++aborted_;
-  else if (status != STRATA_OK) ++failed_;
+  if (status == STRATA_E_CANCELLED)
+    ++aborted_;
+  else if (status != STRATA_OK)
+    ++failed_;
   weight_bytes_ += counters.weight_bytes;
   run_ns_ += run_ns;
   signal();
@@ -235,9 +248,9 @@ void Engine::on_broken(void* engine) {
   Engine& self = *static_cast<Engine*>(engine);
   const int32_t index = self.place_.op.load(std::memory_order_relaxed);
   char text[sizeof(Error::text)];
-  snprintf(text, sizeof text, "a worker did not come back from op %d %s, layer %d, within %lld ms; the engine is dead", index,
-           index >= 0 ? op_name(self.model_->plan.ops[index].kind) : "?", self.place_.layer.load(std::memory_order_relaxed),
-           static_cast<long long>(self.pool_.stall_ns() / 1000000));
+  snprintf(text, sizeof text, "a worker did not come back from op %d %s, layer %d, within %lld ms; the engine is dead",
+           index, index >= 0 ? op_name(self.model_->plan.ops[index].kind) : "?",
+           self.place_.layer.load(std::memory_order_relaxed), static_cast<long long>(self.pool_.stall_ns() / 1000000));
   self.die(text);
 }
 
@@ -269,7 +282,8 @@ Status Engine::submit(const strata_step& step, uint64_t* ticket, Error& error) {
 
 Status Engine::poll(strata_completion* completions, int32_t capacity, int32_t* n, Error& error) {
   *n = 0;
-  if (capacity < 0 || (capacity > 0 && completions == nullptr)) return error.fail(STRATA_E_ARGUMENT, "capacity is %d", capacity);
+  if (capacity < 0 || (capacity > 0 && completions == nullptr))
+    return error.fail(STRATA_E_ARGUMENT, "capacity is %d", capacity);
   Lock lock(mutex_);
   uint64_t count;
   const ssize_t cleared = read(eventfd_, &count, sizeof count);
@@ -290,7 +304,9 @@ Status Engine::poll(strata_completion* completions, int32_t capacity, int32_t* n
 
 Status Engine::abort(uint64_t ticket, Error& error) {
   Lock lock(mutex_);
-  if (ticket >= next_ticket_) return error.fail(STRATA_E_ARGUMENT, "ticket is %llu, which no submit has returned", static_cast<unsigned long long>(ticket));
+  if (ticket >= next_ticket_)
+    return error.fail(STRATA_E_ARGUMENT, "ticket is %llu, which no submit has returned",
+                      static_cast<unsigned long long>(ticket));
   for (uint64_t t = poll_ticket_; t != next_ticket_; ++t) {
     if (ticket != 0 && t != ticket) continue;
     Slot& slot = slots_[t % static_cast<uint64_t>(n_slots_)];
@@ -305,7 +321,8 @@ Status Engine::error_text(uint64_t ticket, char* text, int32_t capacity, Error& 
   Lock lock(mutex_);
   const Text& kept = texts_[ticket % kMaxSlots];
   if (ticket == 0 || kept.ticket != ticket) {
-    return error.fail(STRATA_E_ARGUMENT, "ticket is %llu, which has no text of a failure", static_cast<unsigned long long>(ticket));
+    return error.fail(STRATA_E_ARGUMENT, "ticket is %llu, which has no text of a failure",
+                      static_cast<unsigned long long>(ticket));
   }
   snprintf(text, static_cast<size_t>(capacity), "%s", kept.text);
   return STRATA_OK;
@@ -313,7 +330,8 @@ Status Engine::error_text(uint64_t ticket, char* text, int32_t capacity, Error& 
 
 void Engine::stats(strata_engine_stats& stats) {
   Lock lock(mutex_);
-  const bool running = run_ticket_ != poll_ticket_ && slots_[(run_ticket_ - 1) % static_cast<uint64_t>(n_slots_)].state == State::running;
+  const bool running =
+      run_ticket_ != poll_ticket_ && slots_[(run_ticket_ - 1) % static_cast<uint64_t>(n_slots_)].state == State::running;
   stats.phase = dead_.load(std::memory_order_relaxed) ? 2 : running ? 1 : 0;
   stats.layer = place_.layer.load(std::memory_order_relaxed);
   stats.op = place_.op.load(std::memory_order_relaxed);
@@ -337,7 +355,8 @@ Status Engine::check_copy(int32_t from, int32_t to, int32_t n, Error& error) con
   if (to < 0 || to > last) return error.fail(STRATA_E_ARGUMENT, "to is %d; accepted: 0 to %d", to, last);
   for (uint64_t t = poll_ticket_; t != next_ticket_; ++t) {
     if (slots_[t % static_cast<uint64_t>(n_slots_)].state != State::done) {
-      return error.fail(STRATA_E_STATE, "step %llu has not finished; copies are made between steps only", static_cast<unsigned long long>(t));
+      return error.fail(STRATA_E_STATE, "step %llu has not finished; copies are made between steps only",
+                        static_cast<unsigned long long>(t));
     }
   }
   return STRATA_OK;

@@ -66,7 +66,8 @@ class Engine {
   void loop();
   Slot* take();
   void run(Slot& slot);
-  void finish(Slot& slot, Status status, const char* text, int64_t queued_ns, int64_t run_ns, int64_t sample_ns, const StepCounters& counters);
+  void finish(Slot& slot, Status status, const char* text, int64_t queued_ns, int64_t run_ns, int64_t sample_ns,
+              const StepCounters& counters);
   static void on_broken(void* engine);
   void die(const char* why);
   void signal() const;
@@ -86,16 +87,16 @@ class Engine {
 
   EventWord submitted_;
   std::atomic<bool> closing_{false};
-  std::atomic<bool> ended_{false};    // the thread has left its loop
-  std::atomic<bool> stop_{false};     // of the running step
+  std::atomic<bool> ended_{false};  // the thread has left its loop
+  std::atomic<bool> stop_{false};   // of the running step
   std::atomic<bool> dead_{false};
   pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
   int32_t n_slots_ = 0;
   Slot slots_[kMaxSlots] = {};
   Text texts_[kMaxSlots] = {};
-  uint64_t next_ticket_ = 1;   // of the next submit
-  uint64_t run_ticket_ = 1;    // of the next step to run
-  uint64_t poll_ticket_ = 1;   // of the next completion to hand out
+  uint64_t next_ticket_ = 1;  // of the next submit
+  uint64_t run_ticket_ = 1;   // of the next step to run
+  uint64_t poll_ticket_ = 1;  // of the next completion to hand out
   int64_t steps_ = 0, tokens_ = 0, failed_ = 0, aborted_ = 0, weight_bytes_ = 0, run_ns_ = 0;
   char dead_text_[sizeof(Error::text)] = {};
 };

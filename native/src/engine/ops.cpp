@@ -33,10 +33,8 @@ static_assert(kLastKind == STRATA_OP_SCALE, "one entry for every op kind");
 
 // The kinds with a state.
 const OpEntry kStateOps[] = {
-    {run_conv, conv_scratch},
-    {run_delta, delta_scratch},
-    {run_ssm_heads, ssm_heads_scratch},
-    {run_ssm_channels, ssm_channels_scratch},
+    {run_conv, conv_scratch},           {run_delta, delta_scratch},
+    {run_ssm_heads, ssm_heads_scratch}, {run_ssm_channels, ssm_channels_scratch},
     {run_lightning, lightning_scratch},
 };
 constexpr int32_t kNStateOps = static_cast<int32_t>(sizeof kStateOps / sizeof kStateOps[0]);

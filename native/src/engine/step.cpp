@@ -35,7 +35,8 @@ struct Walk {
 
   Status fail_at(Status status, int64_t index, const char* what) {
     const strata_op& op = ctx.plan().ops[index];
-    return ctx.error.fail(status, "op %lld %s, layer %d: %s", static_cast<long long>(index), op_name(op.kind), op.layer, what);
+    return ctx.error.fail(status, "op %lld %s, layer %d: %s", static_cast<long long>(index), op_name(op.kind), op.layer,
+                          what);
   }
 
   // Names the op in the text of a failure that an op described without knowing its place.
@@ -59,7 +60,8 @@ struct Walk {
         for (int64_t v = 0; v < e.n_vec; ++v) {
           const int64_t at = find_nan(ctx.row(e.buffer, t) + e.offset + v * e.stride, e.width);
           if (at < 0) continue;
-          return ctx.error.fail(STRATA_E_NUMERIC, "op %lld %s, layer %d, row %lld: the first NaN, value %lld of vector %lld of %s (buffer %d)",
+          return ctx.error.fail(STRATA_E_NUMERIC,
+                                "op %lld %s, layer %d, row %lld: the first NaN, value %lld of vector %lld of %s (buffer %d)",
                                 static_cast<long long>(index), op_name(op.kind), op.layer, static_cast<long long>(t),
                                 static_cast<long long>(at), static_cast<long long>(v), e.field, e.buffer);
         }
@@ -78,7 +80,8 @@ struct Walk {
       const int64_t token = ctx.buffer(op.in[1]).rows == STRATA_ROWS_OUTPUTS ? step.output_row[t] : t;
       const int64_t at = (int64_t{set_id} * step.n_tokens + token) * step.routing_stride;
       if (step.routing_out != nullptr) std::copy_n(ctx.selection_ids(op.in[1], t), n, step.routing_out + at);
-      if (step.routing_weights_out != nullptr) std::copy_n(ctx.selection_weights(op.in[1], t, set.n_used), n, step.routing_weights_out + at);
+      if (step.routing_weights_out != nullptr)
+        std::copy_n(ctx.selection_weights(op.in[1], t, set.n_used), n, step.routing_weights_out + at);
     }
   }
 
@@ -89,7 +92,8 @@ struct Walk {
     const int64_t now = now_ns();
     place.heartbeat_ns.store(now, std::memory_order_relaxed);
     if (ctx.stopped()) return fail_at(STRATA_E_CANCELLED, index, "the step was aborted before this op");
-    if (config.deadline_ns != 0 && now > config.deadline_ns) return fail_at(STRATA_E_DEADLINE, index, "the step's deadline passed before this op");
+    if (config.deadline_ns != 0 && now > config.deadline_ns)
+      return fail_at(STRATA_E_DEADLINE, index, "the step's deadline passed before this op");
     if (ctx.n_rows(op.out[0]) == 0) return STRATA_OK;
     ctx.scratch_used = 0;
     if (config.poison) poison_fill(ctx.scratch, ctx.scratch_bytes);
@@ -123,7 +127,8 @@ struct Walk {
       }
       const int64_t at = find_nan(ctx.row(buffer, t), ctx.plan().n_vocab);
       if (at >= 0) {
-        return ctx.error.fail(STRATA_E_NUMERIC, "the logits of row %d hold NaN (token %lld first)", step.output_row[t], static_cast<long long>(at));
+        return ctx.error.fail(STRATA_E_NUMERIC, "the logits of row %d hold NaN (token %lld first)", step.output_row[t],
+                              static_cast<long long>(at));
       }
     }
     return STRATA_OK;

@@ -19,7 +19,7 @@ class StateStore;
 
 // What a step counted, for strata_completion. Written by the engine thread only: workers' sums are added after a region.
 struct StepCounters {
-  int64_t weight_bytes = 0;     // bytes of weights read
+  int64_t weight_bytes = 0;  // bytes of weights read
   int64_t kv_bytes = 0;
   int64_t expert_rows = 0;      // (token, expert) pairs
   int64_t experts_touched = 0;  // distinct (layer, expert) pairs
@@ -28,8 +28,8 @@ struct StepCounters {
 // Sizes that scratch is planned for.
 struct ScratchQuery {
   const Model& model;
-  int32_t n_tokens;    // rows of TOKENS buffers: the plan's n_batch
-  int32_t n_outputs;   // rows of OUTPUTS buffers: the plan's n_outputs_max
+  int32_t n_tokens;   // rows of TOKENS buffers: the plan's n_batch
+  int32_t n_outputs;  // rows of OUTPUTS buffers: the plan's n_outputs_max
   int32_t n_workers;
   int32_t n_kv_blocks;
   int32_t max_seqs;
@@ -47,12 +47,12 @@ struct StepContext {
   KvStore& kv;
   StateStore& states;
   cpu::Tier tier;
-  uint8_t* activations;              // 64-byte aligned
-  uint8_t* scratch;                  // 64-byte aligned
+  uint8_t* activations;  // 64-byte aligned
+  uint8_t* scratch;      // 64-byte aligned
   int64_t scratch_bytes;
-  const std::atomic<bool>& stop;     // abort or deadline: inner loops may end early, the walk then drops the step
-  int64_t scratch_used = 0;          // the walk sets it to zero before each op
-  uint8_t* tables = nullptr;         // 64-byte aligned, step_tables_bytes (ops.h): filled once, read by the step's ops
+  const std::atomic<bool>& stop;  // abort or deadline: inner loops may end early, the walk then drops the step
+  int64_t scratch_used = 0;       // the walk sets it to zero before each op
+  uint8_t* tables = nullptr;      // 64-byte aligned, step_tables_bytes (ops.h): filled once, read by the step's ops
   StepCounters counters;
   Error error;
 

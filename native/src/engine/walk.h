@@ -25,7 +25,8 @@ struct WalkConfig {
 int64_t walk_scratch_bytes(const ScratchQuery& query);
 int64_t walk_tables_bytes(const ScratchQuery& query);
 
-// Runs the ops, then fills the step's outputs. sample_ns: the part of it that drew tokens. On failure ctx.error has the text.
+// Runs the ops, then fills the step's outputs. sample_ns: the part of it that drew tokens. On failure ctx.error has the
+// text.
 Status walk_step(StepContext& ctx, const WalkConfig& config, WalkPlace& place, int64_t* sample_ns);
 
 }  // namespace strata

@@ -9,7 +9,8 @@ struct Extents {
   Extent* out;
   int32_t n = 0;
 
-  void add(int32_t buffer, bool written, bool exact, const char* field, int64_t n_vec, int64_t width, int64_t stride, int64_t offset) {
+  void add(int32_t buffer, bool written, bool exact, const char* field, int64_t n_vec, int64_t width, int64_t stride,
+           int64_t offset) {
     if (buffer >= 0) out[n++] = {buffer, written, exact, field, n_vec, width, stride, offset};
   }
   // The buffer's whole row of `width` floats.
@@ -19,8 +20,12 @@ struct Extents {
   void in_first(int32_t k, int64_t width) { add(op.in[k], false, false, kIn[k], 1, width, 0, 0); }
   void result_first(int32_t width) { add(op.out[0], true, false, kOut[0], 1, width, 0, 0); }
   // Strided vectors.
-  void in_heads(int64_t n, int64_t width, int64_t stride, int64_t offset) { add(op.in[0], false, false, kIn[0], n, width, stride, offset); }
-  void result_heads(int64_t n, int64_t width, int64_t stride, int64_t offset) { add(op.out[0], true, false, kOut[0], n, width, stride, offset); }
+  void in_heads(int64_t n, int64_t width, int64_t stride, int64_t offset) {
+    add(op.in[0], false, false, kIn[0], n, width, stride, offset);
+  }
+  void result_heads(int64_t n, int64_t width, int64_t stride, int64_t offset) {
+    add(op.out[0], true, false, kOut[0], n, width, stride, offset);
+  }
 
   static const char* const kIn[4];
   static const char* const kOut[4];
@@ -58,7 +63,8 @@ void strided_extents(const Plan& plan, const strata_op& op, Extents& e) {
   switch (op.kind) {
     case STRATA_OP_NORM:
       e.in_heads(i[STRATA_NORM_I_N_VEC], i[STRATA_NORM_I_WIDTH], i[STRATA_NORM_I_IN_STRIDE], i[STRATA_NORM_I_IN_OFFSET]);
-      e.result_heads(i[STRATA_NORM_I_N_VEC], i[STRATA_NORM_I_WIDTH], i[STRATA_NORM_I_OUT_STRIDE], i[STRATA_NORM_I_OUT_OFFSET]);
+      e.result_heads(i[STRATA_NORM_I_N_VEC], i[STRATA_NORM_I_WIDTH], i[STRATA_NORM_I_OUT_STRIDE],
+                     i[STRATA_NORM_I_OUT_OFFSET]);
       break;
     case STRATA_OP_HEAD_LINEAR: {
       const strata_tensor& w = plan.tensors[op.weight[0]];
@@ -75,7 +81,8 @@ void strided_extents(const Plan& plan, const strata_op& op, Extents& e) {
     }
     default:
       e.in_heads(i[STRATA_COPY_I_N_HEAD], i[STRATA_COPY_I_WIDTH], i[STRATA_COPY_I_IN_STRIDE], i[STRATA_COPY_I_IN_OFFSET]);
-      e.result_heads(i[STRATA_COPY_I_N_HEAD], i[STRATA_COPY_I_WIDTH], i[STRATA_COPY_I_OUT_STRIDE], i[STRATA_COPY_I_OUT_OFFSET]);
+      e.result_heads(i[STRATA_COPY_I_N_HEAD], i[STRATA_COPY_I_WIDTH], i[STRATA_COPY_I_OUT_STRIDE],
+                     i[STRATA_COPY_I_OUT_OFFSET]);
   }
 }
 
@@ -96,7 +103,9 @@ void state_extents(const strata_op& op, Extents& e) {
       e.in(0, i[STRATA_CONV_I_WIDTH]);
       e.result_heads(1, i[STRATA_CONV_I_WIDTH], 0, i[STRATA_CONV_I_OUT_OFFSET]);
       break;
-    case STRATA_OP_DELTA: delta_extents(op, e); break;
+    case STRATA_OP_DELTA:
+      delta_extents(op, e);
+      break;
     case STRATA_OP_SSM_HEADS: {
       const int64_t width = int64_t{i[STRATA_SSM_HEADS_I_N_HEAD]} * i[STRATA_SSM_HEADS_I_HEAD];
       e.in(0, width + int64_t{2} * i[STRATA_SSM_HEADS_I_N_GROUP] * i[STRATA_SSM_HEADS_I_N_STATE]);
@@ -121,18 +130,30 @@ void state_extents(const strata_op& op, Extents& e) {
 int32_t op_extents(const Plan& plan, const strata_op& op, Extent* extents) {
   Extents e{op, extents};
   switch (op.kind) {
-    case STRATA_OP_EMBED: e.result(0, plan.tensors[op.weight[0]].n_cols); break;
+    case STRATA_OP_EMBED:
+      e.result(0, plan.tensors[op.weight[0]].n_cols);
+      break;
     case STRATA_OP_LINEAR:
       e.in(0, plan.tensors[op.weight[0]].n_cols);
       for (int32_t k = 0; k < op.i[STRATA_LINEAR_I_N]; ++k) e.result(k, plan.tensors[op.weight[k]].n_rows);
       break;
-    case STRATA_OP_NORM: case STRATA_OP_HEAD_LINEAR: case STRATA_OP_ROPE: case STRATA_OP_COPY: strided_extents(plan, op, e); break;
-    case STRATA_OP_ATTENTION: attention_extents(plan, op, e); break;
+    case STRATA_OP_NORM:
+    case STRATA_OP_HEAD_LINEAR:
+    case STRATA_OP_ROPE:
+    case STRATA_OP_COPY:
+      strided_extents(plan, op, e);
+      break;
+    case STRATA_OP_ATTENTION:
+      attention_extents(plan, op, e);
+      break;
     case STRATA_OP_ROUTER:
       e.in(0, op.i[STRATA_ROUTER_I_N_EXPERT]);
       e.result(0, int64_t{2} * op.i[STRATA_ROUTER_I_N_USED]);
       break;
-    case STRATA_OP_EXPERTS: case STRATA_OP_COMBINE: expert_extents(plan, op, e); break;
+    case STRATA_OP_EXPERTS:
+    case STRATA_OP_COMBINE:
+      expert_extents(plan, op, e);
+      break;
     case STRATA_OP_GLU:
       e.in_first(0, op.i[STRATA_GLU_I_WIDTH]);
       e.in_first(1, op.i[STRATA_GLU_I_WIDTH]);
@@ -147,7 +168,11 @@ int32_t op_extents(const Plan& plan, const strata_op& op, Extent* extents) {
       e.in_first(1, op.i[STRATA_MUL_I_N_VEC] > 0 ? op.i[STRATA_MUL_I_N_VEC] : op.i[STRATA_MUL_I_WIDTH]);
       e.result_first(op.i[STRATA_MUL_I_WIDTH]);
       break;
-    case STRATA_OP_CONV: case STRATA_OP_DELTA: case STRATA_OP_SSM_HEADS: case STRATA_OP_SSM_CHANNELS: case STRATA_OP_LIGHTNING:
+    case STRATA_OP_CONV:
+    case STRATA_OP_DELTA:
+    case STRATA_OP_SSM_HEADS:
+    case STRATA_OP_SSM_CHANNELS:
+    case STRATA_OP_LIGHTNING:
       state_extents(op, e);
       break;
     default:  // ADD, GATHER, CLAMP, TEMPERATURE, SCALE: i[0] is the width of all operands

@@ -23,8 +23,9 @@ namespace strata {
 namespace {
 
 constexpr int64_t kBatchBytes = int64_t{8} << 20;
-constexpr int64_t kDirectAlign = 4096;       // of offsets, lengths and buffers of direct reads
-constexpr int64_t kGapBytes = 64 << 10;      // unwanted bytes between two pieces of one batch that are cheaper to read than to skip
+constexpr int64_t kDirectAlign = 4096;  // of offsets, lengths and buffers of direct reads
+constexpr int64_t kGapBytes =
+    64 << 10;  // unwanted bytes between two pieces of one batch that are cheaper to read than to skip
 constexpr int64_t kNoStall = int64_t{1} << 60;  // a slow disk is no lost worker
 
 struct Piece {
@@ -69,7 +70,8 @@ class Loader {
     STRATA_TRY(list_batches());
     if (config_.mode == STRATA_LOAD_MAPPED) STRATA_TRY(map_shards());
     if (!weights_.arena_.open(plan_.weights_bytes)) {
-      return error_.fail(STRATA_E_MEMORY, "no memory for a weights arena of %lld bytes", static_cast<long long>(plan_.weights_bytes));
+      return error_.fail(STRATA_E_MEMORY, "no memory for a weights arena of %lld bytes",
+                         static_cast<long long>(plan_.weights_bytes));
     }
     STRATA_TRY(read_all());
     stats_.direct_refused = refused_.load() ? 1 : 0;
@@ -91,9 +93,11 @@ class Loader {
       return error_.fail(STRATA_E_ARGUMENT, "config.n_threads is %d; accepted: 1 to %d", config_.n_threads, kMaxWorkers);
     }
     if (config_.consume_file != 0 && config_.mode == STRATA_LOAD_MAPPED) {
-      return error_.fail(STRATA_E_ARGUMENT, "config.consume_file is %d; a mapped file is still needed after loading", config_.consume_file);
+      return error_.fail(STRATA_E_ARGUMENT, "config.consume_file is %d; a mapped file is still needed after loading",
+                         config_.consume_file);
     }
-    if (plan_.paths.size() == 0) return error_.fail(STRATA_E_STATE, "the model has no file; strata_model_reserve and fill take its place");
+    if (plan_.paths.size() == 0)
+      return error_.fail(STRATA_E_STATE, "the model has no file; strata_model_reserve and fill take its place");
     return STRATA_OK;
   }
 
@@ -126,7 +130,8 @@ class Loader {
       const int64_t step = piece_rows(tensor);
       if (!stays_mapped(tensor)) n += tensor.n_mats * ((tensor.n_rows + step - 1) / step);
     }
-    if (!pieces_.resize(n)) return error_.fail(STRATA_E_MEMORY, "no memory for a list of %lld pieces", static_cast<long long>(n));
+    if (!pieces_.resize(n))
+      return error_.fail(STRATA_E_MEMORY, "no memory for a list of %lld pieces", static_cast<long long>(n));
     int64_t at = 0, total = 0;
     for (int64_t t = 0; t < plan_.tensors.size(); ++t) {
       const strata_tensor& tensor = plan_.tensors[t];
@@ -136,7 +141,8 @@ class Loader {
           stats_.mapped_bytes += tensor_file_bytes(tensor);
           continue;
         }
-        stats_.arena_bytes += tensor_is_vector(tensor) ? tensor.n_cols * 4 : cpu::packed_bytes(tensor.type, tensor.n_rows, tensor.n_cols);
+        stats_.arena_bytes +=
+            tensor_is_vector(tensor) ? tensor.n_cols * 4 : cpu::packed_bytes(tensor.type, tensor.n_rows, tensor.n_cols);
         total += tensor_file_bytes(tensor);
         at = add_pieces(t, m, at);
       }
@@ -151,7 +157,8 @@ class Loader {
     const strata_tensor& tensor = plan_.tensors[t];
     const bool listed = tensor.source_first >= 0;
     *shard = listed ? plan_.sources[tensor.source_first + m].shard : tensor.shard;
-    *offset = listed ? plan_.sources[tensor.source_first + m].file_offset : tensor.file_offset + m * tensor.file_stride_bytes;
+    *offset =
+        listed ? plan_.sources[tensor.source_first + m].file_offset : tensor.file_offset + m * tensor.file_stride_bytes;
   }
 
   Status check_in_file(int64_t t, int64_t m) {
@@ -160,9 +167,9 @@ class Loader {
     source_of(t, m, &shard, &offset);
     const int64_t end = offset + tensor_file_bytes(plan_.tensors[t]);
     if (end <= shards_[shard].bytes) return STRATA_OK;
-    return error_.fail(STRATA_E_IO, "%s: the file ends at %lld, tensor %lld matrix %lld lies at %lld to %lld", plan_.paths[shard],
-                       static_cast<long long>(shards_[shard].bytes), static_cast<long long>(t), static_cast<long long>(m),
-                       static_cast<long long>(offset), static_cast<long long>(end));
+    return error_.fail(STRATA_E_IO, "%s: the file ends at %lld, tensor %lld matrix %lld lies at %lld to %lld",
+                       plan_.paths[shard], static_cast<long long>(shards_[shard].bytes), static_cast<long long>(t),
+                       static_cast<long long>(m), static_cast<long long>(offset), static_cast<long long>(end));
   }
 
   int64_t add_pieces(int64_t t, int64_t m, int64_t at) {
@@ -243,7 +250,8 @@ class Loader {
       if (bytes == nullptr) return;
       for (int64_t i = batch.piece_first; i < batch.piece_first + batch.n_pieces; ++i) {
         const Piece& piece = pieces_[i];
-        weights_.place(plan_.tensors[piece.tensor], piece.mat, piece.row_first, piece.n_rows, bytes + (piece.offset - batch.offset));
+        weights_.place(plan_.tensors[piece.tensor], piece.mat, piece.row_first, piece.n_rows,
+                       bytes + (piece.offset - batch.offset));
         weights_.done_bytes_.fetch_add(piece.bytes, std::memory_order_relaxed);
       }
       if (config_.consume_file != 0 && !consume(batch)) return;
@@ -256,7 +264,8 @@ class Loader {
     if (shard.direct_fd >= 0) {
       const int64_t first = batch.offset / kDirectAlign * kDirectAlign;
       const int64_t wanted = batch.offset + batch.bytes - first;
-      const int64_t got = read_range(shard.direct_fd, buffer, first, (wanted + kDirectAlign - 1) / kDirectAlign * kDirectAlign, wanted);
+      const int64_t got =
+          read_range(shard.direct_fd, buffer, first, (wanted + kDirectAlign - 1) / kDirectAlign * kDirectAlign, wanted);
       if (got >= wanted) {
         bytes_read_.fetch_add(got, std::memory_order_relaxed);
         return buffer + (batch.offset - first);
@@ -288,7 +297,8 @@ class Loader {
   const uint8_t* short_read(const Batch& batch, int64_t first, int64_t got) {
     const char* why = errno == 0 ? "the file ends early" : strerror(errno);
     char text[512];
-    snprintf(text, sizeof text, "%.380s: reading at offset %lld failed: %.80s", plan_.paths[batch.shard], static_cast<long long>(first + got), why);
+    snprintf(text, sizeof text, "%.380s: reading at offset %lld failed: %.80s", plan_.paths[batch.shard],
+             static_cast<long long>(first + got), why);
     fail_text(STRATA_E_IO, text);
     return nullptr;
   }
@@ -297,9 +307,11 @@ class Loader {
   bool consume(const Batch& batch) {
     for (int64_t i = batch.piece_first; i < batch.piece_first + batch.n_pieces; ++i) {
       const Piece& piece = pieces_[i];
-      if (fallocate(shards_[piece.shard].fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, piece.offset, piece.bytes) == 0) continue;
+      if (fallocate(shards_[piece.shard].fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, piece.offset, piece.bytes) == 0)
+        continue;
       char text[512];
-      snprintf(text, sizeof text, "%.380s: consume_file cannot free pieces of this file: %.80s", plan_.paths[piece.shard], strerror(errno));
+      snprintf(text, sizeof text, "%.380s: consume_file cannot free pieces of this file: %.80s", plan_.paths[piece.shard],
+               strerror(errno));
       fail_text(STRATA_E_UNSUPPORTED, text);
       return false;
     }

@@ -17,7 +17,8 @@ const cpu::TypeKernels* type_facts(int32_t type) { return cpu::type_kernels(cpu:
 template <class T>
 Status copy_table(Array<T>& to, const T* from, int32_t n, const char* name, Error& error) {
   if (n < 0 || n > kMaxTableRows) {
-    return error.fail(STRATA_E_ARGUMENT, "desc.n_%s is %d; accepted: 0 to %lld", name, n, static_cast<long long>(kMaxTableRows));
+    return error.fail(STRATA_E_ARGUMENT, "desc.n_%s is %d; accepted: 0 to %lld", name, n,
+                      static_cast<long long>(kMaxTableRows));
   }
   if (n > 0 && from == nullptr) return error.fail(STRATA_E_ARGUMENT, "desc.%s is null, but desc.n_%s is %d", name, name, n);
   if (!to.copy(from, n)) return error.fail(STRATA_E_MEMORY, "no memory for %d %s", n, name);
@@ -64,8 +65,9 @@ Status validate_scalars(const Plan& plan, Error& error) {
   };
   for (const auto& row : rows) {
     if (row.value < row.low || row.value > row.high) {
-      return error.fail(STRATA_E_ARGUMENT, "desc.%s is %lld; accepted: %lld to %lld", row.name, static_cast<long long>(row.value),
-                        static_cast<long long>(row.low), static_cast<long long>(row.high));
+      return error.fail(STRATA_E_ARGUMENT, "desc.%s is %lld; accepted: %lld to %lld", row.name,
+                        static_cast<long long>(row.value), static_cast<long long>(row.low),
+                        static_cast<long long>(row.high));
     }
   }
   return STRATA_OK;
@@ -81,7 +83,8 @@ Status validate_tensor_shape(const strata_tensor& tensor, const Row& row) {
       return row.bad("type", tensor.type, "a vector is F32 (0), F16 (1) or BF16 (30)");
     }
     STRATA_TRY(row.equal("n_rows", tensor.n_rows, 1, "a vector's number of rows"));
-    if (tensor.role == STRATA_ROLE_VECTOR) STRATA_TRY(row.equal("n_mats", tensor.n_mats, 1, "a vector's number of matrices"));
+    if (tensor.role == STRATA_ROLE_VECTOR)
+      STRATA_TRY(row.equal("n_mats", tensor.n_mats, 1, "a vector's number of matrices"));
     return STRATA_OK;
   }
   const cpu::TypeKernels* facts = type_facts(tensor.type);
@@ -103,17 +106,19 @@ Status validate_tensor_arena(const Plan& plan, const strata_tensor& tensor, cons
   const int64_t least = tensor.n_mats > 1 ? bytes : 0;  // one matrix needs no stride
   STRATA_TRY(row.range("mat_stride_bytes", tensor.mat_stride_bytes, least, int64_t{1} << 50));
   if (tensor.mat_stride_bytes % (vector ? 4 : 64) != 0) {
-    return row.bad("mat_stride_bytes", tensor.mat_stride_bytes, vector ? "a multiple of 4 is needed" : "a multiple of 64 is needed");
+    return row.bad("mat_stride_bytes", tensor.mat_stride_bytes,
+                   vector ? "a multiple of 4 is needed" : "a multiple of 64 is needed");
   }
   int64_t span, end;
   if (mul_overflows(tensor.n_mats - 1, tensor.mat_stride_bytes, &span) || add_overflows(span, bytes, &span) ||
       add_overflows(span, tensor.arena_offset, &end) || end > plan.weights_bytes) {
-    return row.error.fail(STRATA_E_ARGUMENT,
-                          "tensors[%lld] does not fit: arena_offset %lld, %lld matrices %lld bytes apart, the last one of %lld bytes, "
-                          "in an arena of %lld bytes",
-                          static_cast<long long>(row.index), static_cast<long long>(tensor.arena_offset),
-                          static_cast<long long>(tensor.n_mats), static_cast<long long>(tensor.mat_stride_bytes),
-                          static_cast<long long>(bytes), static_cast<long long>(plan.weights_bytes));
+    return row.error.fail(
+        STRATA_E_ARGUMENT,
+        "tensors[%lld] does not fit: arena_offset %lld, %lld matrices %lld bytes apart, the last one of %lld bytes, "
+        "in an arena of %lld bytes",
+        static_cast<long long>(row.index), static_cast<long long>(tensor.arena_offset),
+        static_cast<long long>(tensor.n_mats), static_cast<long long>(tensor.mat_stride_bytes),
+        static_cast<long long>(bytes), static_cast<long long>(plan.weights_bytes));
   }
   return STRATA_OK;
 }
@@ -167,13 +172,16 @@ int compare_spans(const void* a, const void* b) {
 // No two tensors, and no tensor and expert set, share bytes of the arena.
 Status validate_overlap(const Plan& plan, Error& error) {
   Array<Span> spans;
-  if (!spans.resize(plan.tensors.size() + plan.expert_sets.size())) return error.fail(STRATA_E_MEMORY, "no memory to compare tensors");
+  if (!spans.resize(plan.tensors.size() + plan.expert_sets.size()))
+    return error.fail(STRATA_E_MEMORY, "no memory to compare tensors");
   int64_t n = 0;
   for (int64_t i = 0; i < plan.tensors.size(); ++i) {
     const strata_tensor& tensor = plan.tensors[i];
     if (tensor.role == STRATA_ROLE_EXPERT_MATRIX || tensor.role == STRATA_ROLE_EXPERT_VECTOR) continue;
-    const int64_t last = tensor_is_vector(tensor) ? tensor.n_cols * 4 : cpu::packed_bytes(tensor.type, tensor.n_rows, tensor.n_cols);
-    spans[n++] = {tensor.arena_offset, tensor.arena_offset + (tensor.n_mats - 1) * tensor.mat_stride_bytes + last, "tensors", i};
+    const int64_t last =
+        tensor_is_vector(tensor) ? tensor.n_cols * 4 : cpu::packed_bytes(tensor.type, tensor.n_rows, tensor.n_cols);
+    spans[n++] = {tensor.arena_offset, tensor.arena_offset + (tensor.n_mats - 1) * tensor.mat_stride_bytes + last, "tensors",
+                  i};
   }
   for (int64_t i = 0; i < plan.expert_sets.size(); ++i) {
     const strata_expert_set& set = plan.expert_sets[i];
@@ -182,9 +190,10 @@ Status validate_overlap(const Plan& plan, Error& error) {
   if (n > 1) qsort(spans.data(), static_cast<size_t>(n), sizeof(Span), compare_spans);
   for (int64_t i = 1; i < n; ++i) {
     if (spans[i].begin >= spans[i - 1].end) continue;
-    return error.fail(STRATA_E_ARGUMENT, "%s[%lld].arena_offset is %lld, inside %s[%lld], which ends at %lld", spans[i].table,
-                      static_cast<long long>(spans[i].index), static_cast<long long>(spans[i].begin), spans[i - 1].table,
-                      static_cast<long long>(spans[i - 1].index), static_cast<long long>(spans[i - 1].end));
+    return error.fail(STRATA_E_ARGUMENT, "%s[%lld].arena_offset is %lld, inside %s[%lld], which ends at %lld",
+                      spans[i].table, static_cast<long long>(spans[i].index), static_cast<long long>(spans[i].begin),
+                      spans[i - 1].table, static_cast<long long>(spans[i - 1].index),
+                      static_cast<long long>(spans[i - 1].end));
   }
   return STRATA_OK;
 }
@@ -200,7 +209,8 @@ Status validate_buffers(const Plan& plan, Error& error) {
     if (buffer.offset % 4 != 0) return row.bad("offset", buffer.offset, "a multiple of 4 is needed");
     const int64_t floats = int64_t{rows_max(plan, buffer.rows) - 1} * buffer.row_stride + buffer.width;
     if (floats > (plan.activations_bytes - buffer.offset) / 4) {
-      return error.fail(STRATA_E_ARGUMENT, "buffers[%lld] does not fit: offset %lld and %lld floats in an arena of %lld bytes",
+      return error.fail(STRATA_E_ARGUMENT,
+                        "buffers[%lld] does not fit: offset %lld and %lld floats in an arena of %lld bytes",
                         static_cast<long long>(i), static_cast<long long>(buffer.offset), static_cast<long long>(floats),
                         static_cast<long long>(plan.activations_bytes));
     }
@@ -210,7 +220,8 @@ Status validate_buffers(const Plan& plan, Error& error) {
 
 Status validate_ropes(const Plan& plan, Error& error) {
   for (int64_t i = 0; i < plan.freqs.size(); ++i) {
-    if (!std::isfinite(plan.freqs[i])) return error.fail(STRATA_E_ARGUMENT, "freqs[%lld] is not finite", static_cast<long long>(i));
+    if (!std::isfinite(plan.freqs[i]))
+      return error.fail(STRATA_E_ARGUMENT, "freqs[%lld] is not finite", static_cast<long long>(i));
   }
   for (int64_t i = 0; i < plan.ropes.size(); ++i) {
     const strata_rope& rope = plan.ropes[i];
@@ -278,7 +289,8 @@ int64_t tensor_file_bytes(const strata_tensor& tensor) { return tensor_row_bytes
 
 Status plan_open(const strata_model_desc& desc, Plan& plan, Error& error) {
   if (desc.abi_version != STRATA_ABI_VERSION) {
-    return error.fail(STRATA_E_ARGUMENT, "desc.abi_version is %d; this library has %d", desc.abi_version, STRATA_ABI_VERSION);
+    return error.fail(STRATA_E_ARGUMENT, "desc.abi_version is %d; this library has %d", desc.abi_version,
+                      STRATA_ABI_VERSION);
   }
   STRATA_TRY(copy_tables(desc, plan, error));
   plan.n_layer = desc.n_layer;

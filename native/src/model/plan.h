@@ -16,10 +16,10 @@ struct Plan {
   Array<strata_expert_set> expert_sets;
   Array<strata_op> ops;
   Array<strata_state> states;
-  Array<char> path_bytes;       // all paths, NUL-terminated
+  Array<char> path_bytes;  // all paths, NUL-terminated
   Array<const char*> paths;
   int32_t n_layer = 0, n_vocab = 0, n_embd = 0;
-  int32_t n_batch = 0;          // tokens of the largest step
+  int32_t n_batch = 0;  // tokens of the largest step
   int32_t n_outputs_max = 0;
   int64_t weights_bytes = 0, activations_bytes = 0;
 };
@@ -43,7 +43,9 @@ const char* op_name(int32_t kind);  // "LINEAR"; "?" when unknown
 // The glu kinds that have no gate matrix.
 inline bool glu_is_ungated(int32_t glu) { return glu >= STRATA_GLU_UP_SILU; }
 // Rows that a buffer was planned for.
-inline int32_t rows_max(const Plan& plan, int32_t rows) { return rows == STRATA_ROWS_OUTPUTS ? plan.n_outputs_max : plan.n_batch; }
+inline int32_t rows_max(const Plan& plan, int32_t rows) {
+  return rows == STRATA_ROWS_OUTPUTS ? plan.n_outputs_max : plan.n_batch;
+}
 // Bytes of one matrix or vector of a tensor, in the file and in the arena (without padding to the stride).
 int64_t tensor_file_bytes(const strata_tensor& tensor);
 int64_t tensor_row_bytes(const strata_tensor& tensor);  // one row in the file

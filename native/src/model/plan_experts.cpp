@@ -37,7 +37,8 @@ Status validate_numbers(const Plan& plan, const strata_expert_set& set, const Ro
 }
 
 // Checks one part and advances `at`, the next part's place inside the slot. `owners[t]` is the set that holds tensor t.
-Status validate_part(const Plan& plan, const strata_expert_set& set, const Part& part, Array<int32_t>& owners, int64_t* at, const Row& row) {
+Status validate_part(const Plan& plan, const strata_expert_set& set, const Part& part, Array<int32_t>& owners, int64_t* at,
+                     const Row& row) {
   STRATA_TRY(row.range(part.field, part.tensor, part.required ? 0 : -1, plan.tensors.size() - 1));
   if (part.tensor < 0) return STRATA_OK;
   const strata_tensor& tensor = plan.tensors[part.tensor];
@@ -50,7 +51,8 @@ Status validate_part(const Plan& plan, const strata_expert_set& set, const Part&
   STRATA_TRY(at_tensor.equal("arena_offset", tensor.arena_offset, set.arena_offset + *at, "its place in the slot"));
   if (owners[part.tensor] != 0) return row.bad(part.field, part.tensor, "this tensor is a part already");
   owners[part.tensor] = 1;
-  const int64_t bytes = tensor_is_vector(tensor) ? tensor.n_cols * 4 : cpu::packed_bytes(tensor.type, tensor.n_rows, tensor.n_cols);
+  const int64_t bytes =
+      tensor_is_vector(tensor) ? tensor.n_cols * 4 : cpu::packed_bytes(tensor.type, tensor.n_rows, tensor.n_cols);
   *at = round_up(*at + bytes, 64);
   if (*at > set.slot_bytes) return row.bad("slot_bytes", set.slot_bytes, "the parts do not fit");
   return STRATA_OK;
@@ -64,10 +66,10 @@ Status validate_set(const Plan& plan, const strata_expert_set& set, Array<int32_
   }
   const int32_t m = STRATA_ROLE_EXPERT_MATRIX, v = STRATA_ROLE_EXPERT_VECTOR;
   const Part parts[] = {
-      {"gate", set.gate, m, set.n_in, set.n_ff, gated},       {"up", set.up, m, set.n_in, set.n_ff, true},
-      {"down", set.down, m, set.n_ff, set.n_out, true},       {"gate_bias", set.gate_bias, v, set.n_ff, 1, false},
-      {"up_bias", set.up_bias, v, set.n_ff, 1, false},        {"down_bias", set.down_bias, v, set.n_out, 1, false},
-      {"gate_scale", set.gate_scale, v, 1, 1, false},         {"up_scale", set.up_scale, v, 1, 1, false},
+      {"gate", set.gate, m, set.n_in, set.n_ff, gated}, {"up", set.up, m, set.n_in, set.n_ff, true},
+      {"down", set.down, m, set.n_ff, set.n_out, true}, {"gate_bias", set.gate_bias, v, set.n_ff, 1, false},
+      {"up_bias", set.up_bias, v, set.n_ff, 1, false},  {"down_bias", set.down_bias, v, set.n_out, 1, false},
+      {"gate_scale", set.gate_scale, v, 1, 1, false},   {"up_scale", set.up_scale, v, 1, 1, false},
       {"down_scale", set.down_scale, v, 1, 1, false},
   };
   int64_t at = 0;

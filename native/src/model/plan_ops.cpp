@@ -9,24 +9,15 @@ namespace strata {
 namespace {
 
 const Kind kKinds[] = {
-    {nullptr, 0, 0, 0, 0, 0, 0, 0, 0},
-    {"EMBED", 0, 0, 1, 0, 1, 0, 0, 1},
-    {"NORM", 1, 0, 1, 0, 0, 3, 8, 1},
-    {"LINEAR", 1, 0, 1, 14, 1, 0xffe, 1, 0},
-    {"HEAD_LINEAR", 1, 0, 1, 0, 1, 0, 5, 0},
-    {"ROPE", 1, 0, 1, 0, 0, 0, 4, 0},
-    {"COPY", 1, 0, 1, 0, 0, 0, 6, 0},
-    {"ATTENTION", 3, 4, 1, 0, 0, 1, 5, 2},
-    {"ROUTER", 1, 0, 1, 0, 0, 1, 8, 2},
-    {"EXPERTS", 3, 0, 1, 0, 0, 0, 1, 0},
-    {"COMBINE", 3, 12, 1, 0, 0, 0, 3, 0},
-    {"GLU", 2, 1, 1, 0, 0, 0, 2, 2},
-    {"ADD", 1, 2, 1, 0, 0, 0, 1, 2},
-    {"GATHER", 1, 0, 1, 0, 0, 0, 1, 0},
-    {"HEAD", 1, 0, 1, 0, 1, 6, 0, 2},
-    {"MUL", 3, 0, 1, 0, 0, 0, 3, 0},
-    {"CLAMP", 1, 0, 1, 0, 0, 0, 1, 1},
-    {"TEMPERATURE", 1, 0, 1, 0, 0, 0, 3, 1},
+    {nullptr, 0, 0, 0, 0, 0, 0, 0, 0},       {"EMBED", 0, 0, 1, 0, 1, 0, 0, 1},
+    {"NORM", 1, 0, 1, 0, 0, 3, 8, 1},        {"LINEAR", 1, 0, 1, 14, 1, 0xffe, 1, 0},
+    {"HEAD_LINEAR", 1, 0, 1, 0, 1, 0, 5, 0}, {"ROPE", 1, 0, 1, 0, 0, 0, 4, 0},
+    {"COPY", 1, 0, 1, 0, 0, 0, 6, 0},        {"ATTENTION", 3, 4, 1, 0, 0, 1, 5, 2},
+    {"ROUTER", 1, 0, 1, 0, 0, 1, 8, 2},      {"EXPERTS", 3, 0, 1, 0, 0, 0, 1, 0},
+    {"COMBINE", 3, 12, 1, 0, 0, 0, 3, 0},    {"GLU", 2, 1, 1, 0, 0, 0, 2, 2},
+    {"ADD", 1, 2, 1, 0, 0, 0, 1, 2},         {"GATHER", 1, 0, 1, 0, 0, 0, 1, 0},
+    {"HEAD", 1, 0, 1, 0, 1, 6, 0, 2},        {"MUL", 3, 0, 1, 0, 0, 0, 3, 0},
+    {"CLAMP", 1, 0, 1, 0, 0, 0, 1, 1},       {"TEMPERATURE", 1, 0, 1, 0, 0, 0, 3, 1},
     {"SCALE", 1, 0, 1, 0, 1, 0, 1, 0},
 };
 constexpr int32_t kLastKind = static_cast<int32_t>(sizeof kKinds / sizeof kKinds[0]) - 1;
@@ -52,7 +43,8 @@ Status check_operands(const Plan& plan, const strata_op& op, const Kind& kind, c
       STRATA_TRY(row.range(group.fields[k], group.ids[k], needed ? 0 : -1, allowed ? group.size - 1 : -1));
     }
   }
-  for (int32_t k = kind.n_i; k < STRATA_OP_N_I; ++k) STRATA_TRY(row.equal("i, past its last parameter,", op.i[k], 0, "the only value"));
+  for (int32_t k = kind.n_i; k < STRATA_OP_N_I; ++k)
+    STRATA_TRY(row.equal("i, past its last parameter,", op.i[k], 0, "the only value"));
   for (int32_t k = 0; k < STRATA_OP_N_F; ++k) {
     STRATA_TRY(row.finite("f", op.f[k]));
     if (k >= kind.n_f && op.f[k] != 0) return row.bad("f, past its last parameter,", k, "the first that is not zero");
@@ -126,7 +118,8 @@ Status check_attention(const Check& c) {
   const strata_kv_layer& layer = c.plan.kv_layers[c.op.i[STRATA_ATTENTION_I_KV_LAYER]];
   const int32_t n_head = c.op.i[STRATA_ATTENTION_I_N_HEAD];
   if (n_head % layer.n_head_kv != 0) return c.row.bad("i[N_HEAD]", n_head, "a multiple of the cache's n_head_kv is needed");
-  if ((c.op.in[2] < 0) != (layer.v_in_k == 1)) return c.row.bad("in[2]", c.op.in[2], "-1 goes with v_in_k 1, a buffer with 0");
+  if ((c.op.in[2] < 0) != (layer.v_in_k == 1))
+    return c.row.bad("in[2]", c.op.in[2], "-1 goes with v_in_k 1, a buffer with 0");
   return c.vector(0, n_head);
 }
 
@@ -140,13 +133,15 @@ Status check_router(const Check& c) {
   STRATA_TRY(c.i_range(STRATA_ROUTER_I_SELECT_LOGITS, "i[SELECT_LOGITS]", 0, 1));
   STRATA_TRY(c.i_range(STRATA_ROUTER_I_CHUNK, "i[CHUNK]", 0, i[STRATA_ROUTER_I_N_EXPERT]));
   const int32_t chunk = i[STRATA_ROUTER_I_CHUNK];
-  if (chunk > 1 && i[STRATA_ROUTER_I_N_EXPERT] % chunk != 0) return c.row.bad("i[CHUNK]", chunk, "a divisor of N_EXPERT is needed");
+  if (chunk > 1 && i[STRATA_ROUTER_I_N_EXPERT] % chunk != 0)
+    return c.row.bad("i[CHUNK]", chunk, "a divisor of N_EXPERT is needed");
   const int32_t n_group = i[STRATA_ROUTER_I_N_GROUP];
   if (n_group <= 1) {
     STRATA_TRY(c.i_range(STRATA_ROUTER_I_N_GROUP_USED, "i[N_GROUP_USED]", 0, 1));
   } else {
     STRATA_TRY(c.i_range(STRATA_ROUTER_I_N_GROUP_USED, "i[N_GROUP_USED]", 1, n_group));
-    if (i[STRATA_ROUTER_I_N_EXPERT] % n_group != 0) return c.row.bad("i[N_GROUP]", n_group, "a divisor of N_EXPERT is needed");
+    if (i[STRATA_ROUTER_I_N_EXPERT] % n_group != 0)
+      return c.row.bad("i[N_GROUP]", n_group, "a divisor of N_EXPERT is needed");
     const int64_t group = i[STRATA_ROUTER_I_N_EXPERT] / n_group;
     if (group * i[STRATA_ROUTER_I_N_GROUP_USED] < i[STRATA_ROUTER_I_N_USED]) {
       return c.row.bad("i[N_GROUP_USED]", i[STRATA_ROUTER_I_N_GROUP_USED], "these groups hold fewer than N_USED experts");
@@ -160,7 +155,8 @@ Status check_experts(const Check& c) { return c.i_range(STRATA_EXPERTS_I_SET, "i
 Status check_combine(const Check& c) {
   STRATA_TRY(c.i_range(STRATA_COMBINE_I_N_USED, "i[N_USED]", 1, kMaxMats));
   STRATA_TRY(c.i_range(STRATA_COMBINE_I_WIDTH, "i[WIDTH]", 1, kMaxCols));
-  if (c.op.in[3] >= 0 && c.op.in[2] < 0) return c.row.bad("in[3]", c.op.in[3], "a shared gate needs a shared expert in in[2]");
+  if (c.op.in[3] >= 0 && c.op.in[2] < 0)
+    return c.row.bad("in[3]", c.op.in[3], "a shared gate needs a shared expert in in[2]");
   return c.i_range(STRATA_COMBINE_I_UNIT_WEIGHTS, "i[UNIT_WEIGHTS]", 0, 1);
 }
 
@@ -196,7 +192,8 @@ Status check_mul(const Check& c) {
   STRATA_TRY(c.i_range(STRATA_MUL_I_ACT, "i[ACT]", STRATA_ACT_NONE, STRATA_ACT_SOFTPLUS));
   STRATA_TRY(c.i_range(STRATA_MUL_I_N_VEC, "i[N_VEC]", 0, c.op.i[STRATA_MUL_I_WIDTH]));
   const int32_t n_vec = c.op.i[STRATA_MUL_I_N_VEC];
-  if (n_vec > 0 && c.op.i[STRATA_MUL_I_WIDTH] % n_vec != 0) return c.row.bad("i[N_VEC]", n_vec, "a divisor of WIDTH is needed");
+  if (n_vec > 0 && c.op.i[STRATA_MUL_I_WIDTH] % n_vec != 0)
+    return c.row.bad("i[N_VEC]", n_vec, "a divisor of WIDTH is needed");
   return STRATA_OK;
 }
 
@@ -220,10 +217,10 @@ Status check_scale(const Check& c) {
   return c.in_place();
 }
 
-const CheckFn kChecks[] = {nullptr,       check_embed,   check_norm, check_linear, check_head_linear, check_rope,
-                           check_copy,    check_attention, check_router, check_experts, check_combine, check_glu,
-                           check_width,   check_gather,  check_head, check_mul,    check_clamp,       check_temperature,
-                           check_scale};
+const CheckFn kChecks[] = {nullptr,       check_embed, check_norm,        check_linear, check_head_linear,
+                           check_rope,    check_copy,  check_attention,   check_router, check_experts,
+                           check_combine, check_glu,   check_width,       check_gather, check_head,
+                           check_mul,     check_clamp, check_temperature, check_scale};
 static_assert(sizeof kChecks / sizeof kChecks[0] == kLastKind + 1, "one check for every op kind");
 
 // ---- operands against buffers, and the order of writes and reads ----------------------------------------------------
@@ -239,11 +236,12 @@ Status check_extents(const Plan& plan, const strata_op& op, const Row& row) {
     }
     const bool inside = e.offset >= 0 && e.stride >= 0 && e.offset + (e.n_vec - 1) * e.stride + e.width <= buffer.width;
     if (!inside || (e.exact && e.width != buffer.width)) {
-      return row.error.fail(STRATA_E_ARGUMENT,
-                            "%s[%lld].%s is buffer %d of width %d; the op means %lld vectors of %lld floats at %lld + %lld v%s",
-                            row.table, static_cast<long long>(row.index), e.field, e.buffer, buffer.width,
-                            static_cast<long long>(e.n_vec), static_cast<long long>(e.width), static_cast<long long>(e.offset),
-                            static_cast<long long>(e.stride), inside ? ", the whole row" : "");
+      return row.error.fail(
+          STRATA_E_ARGUMENT,
+          "%s[%lld].%s is buffer %d of width %d; the op means %lld vectors of %lld floats at %lld + %lld v%s", row.table,
+          static_cast<long long>(row.index), e.field, e.buffer, buffer.width, static_cast<long long>(e.n_vec),
+          static_cast<long long>(e.width), static_cast<long long>(e.offset), static_cast<long long>(e.stride),
+          inside ? ", the whole row" : "");
     }
     if (e.written && e.n_vec > 1 && e.stride < e.width) return row.bad(e.field, e.buffer, "the vectors written overlap");
   }
@@ -278,8 +276,10 @@ bool works_in_place(int32_t kind) {
     case STRATA_OP_MUL:
     case STRATA_OP_CLAMP:
     case STRATA_OP_TEMPERATURE:
-    case STRATA_OP_SCALE: return true;
-    default: return false;
+    case STRATA_OP_SCALE:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -296,11 +296,11 @@ bool same_places(const Plan& plan, const strata_op& op, int32_t k) {
 
 // A selection holds expert ids that later ops use as indices: it must come, unharmed, from a ROUTER of the same shape.
 struct Order {
-  Array<uint8_t> written;        // by buffer: something wrote there
-  Array<int32_t> router;         // by buffer: the ROUTER op whose result it holds, plus one; 0: none
-  Array<int32_t> kv_writer;      // by KV layer: the op that stores into it, plus one
-  Array<int32_t> set_user;       // by expert set: the EXPERTS op, plus one
-  Array<int32_t> state_user;     // by state: the op that updates it, plus one
+  Array<uint8_t> written;     // by buffer: something wrote there
+  Array<int32_t> router;      // by buffer: the ROUTER op whose result it holds, plus one; 0: none
+  Array<int32_t> kv_writer;   // by KV layer: the op that stores into it, plus one
+  Array<int32_t> set_user;    // by expert set: the EXPERTS op, plus one
+  Array<int32_t> state_user;  // by state: the op that updates it, plus one
 };
 
 Status check_reads(const Plan& plan, const strata_op& op, const Order& order, const Row& row) {
@@ -326,7 +326,8 @@ Status check_reads(const Plan& plan, const strata_op& op, const Order& order, co
 Status check_selection(const Plan& plan, const strata_op& op, Order& order, int32_t index, const Row& row) {
   if (op.kind == STRATA_OP_ATTENTION) {
     int32_t& writer = order.kv_writer[op.i[STRATA_ATTENTION_I_KV_LAYER]];
-    if (writer != 0) return row.bad("i[KV_LAYER]", op.i[STRATA_ATTENTION_I_KV_LAYER], "an earlier op stores into this layer");
+    if (writer != 0)
+      return row.bad("i[KV_LAYER]", op.i[STRATA_ATTENTION_I_KV_LAYER], "an earlier op stores into this layer");
     writer = index + 1;
   }
   if (op.kind >= STRATA_OP_CONV) {
@@ -338,7 +339,8 @@ Status check_selection(const Plan& plan, const strata_op& op, Order& order, int3
   const int32_t router = order.router[op.in[1]] - 1;
   if (router < 0) return row.bad("in[1]", op.in[1], "the buffer does not hold the result of a ROUTER here");
   const int32_t n_used = plan.ops[router].i[STRATA_ROUTER_I_N_USED];
-  if (op.kind == STRATA_OP_COMBINE) return row.equal("i[N_USED]", op.i[STRATA_COMBINE_I_N_USED], n_used, "the ROUTER's N_USED");
+  if (op.kind == STRATA_OP_COMBINE)
+    return row.equal("i[N_USED]", op.i[STRATA_COMBINE_I_N_USED], n_used, "the ROUTER's N_USED");
   const strata_expert_set& set = plan.expert_sets[op.i[STRATA_EXPERTS_I_SET]];
   STRATA_TRY(row.equal("i[SET]'s n_used", set.n_used, n_used, "the ROUTER's N_USED"));
   const int32_t chunk = plan.ops[router].i[STRATA_ROUTER_I_CHUNK];
@@ -397,7 +399,8 @@ Status validate_ops(const Plan& plan, Error& error) {
   if (plan.ops.size() == 0) return error.fail(STRATA_E_ARGUMENT, "desc.n_ops is 0; a plan has at least one op");
   for (int64_t i = 0; i < plan.ops.size(); ++i) STRATA_TRY(validate_op(plan, static_cast<int32_t>(i), order, error));
   const int32_t last = plan.ops[plan.ops.size() - 1].kind;
-  if (last != STRATA_OP_HEAD) return Row{error, "ops", plan.ops.size() - 1}.equal("kind", last, STRATA_OP_HEAD, "the last op is HEAD, which");
+  if (last != STRATA_OP_HEAD)
+    return Row{error, "ops", plan.ops.size() - 1}.equal("kind", last, STRATA_OP_HEAD, "the last op is HEAD, which");
   return STRATA_OK;
 }
 

@@ -34,7 +34,8 @@ Weights::~Weights() {
 Status Weights::reserve(Error& error) {
   if (ready()) return error.fail(STRATA_E_STATE, "the model's weights are loaded already");
   if (!arena_.open(plan_.weights_bytes)) {
-    return error.fail(STRATA_E_MEMORY, "no memory for a weights arena of %lld bytes", static_cast<long long>(plan_.weights_bytes));
+    return error.fail(STRATA_E_MEMORY, "no memory for a weights arena of %lld bytes",
+                      static_cast<long long>(plan_.weights_bytes));
   }
   ready_.store(true, std::memory_order_release);
   return STRATA_OK;
@@ -49,26 +50,31 @@ void Weights::place(const strata_tensor& tensor, int64_t mat, int64_t row_first,
   cpu::pack_rows(tensor.type, bytes, row_first, row_first + n_rows, tensor.n_rows, tensor.n_cols, at);
 }
 
-Status Weights::fill(int32_t tensor, int64_t mat, int64_t row_first, int64_t n_rows, const uint8_t* bytes, int64_t n_bytes, Error& error) {
+Status Weights::fill(int32_t tensor, int64_t mat, int64_t row_first, int64_t n_rows, const uint8_t* bytes, int64_t n_bytes,
+                     Error& error) {
   if (!ready() || mappings_.size() != 0) return error.fail(STRATA_E_STATE, "strata_model_fill needs a reserved model");
   if (tensor < 0 || tensor >= plan_.tensors.size()) {
-    return error.fail(STRATA_E_ARGUMENT, "tensor is %d; accepted: 0 to %lld", tensor, static_cast<long long>(plan_.tensors.size() - 1));
+    return error.fail(STRATA_E_ARGUMENT, "tensor is %d; accepted: 0 to %lld", tensor,
+                      static_cast<long long>(plan_.tensors.size() - 1));
   }
   const strata_tensor& t = plan_.tensors[tensor];
   if (mat < 0 || mat >= t.n_mats) {
-    return error.fail(STRATA_E_ARGUMENT, "mat is %lld; accepted: 0 to %lld", static_cast<long long>(mat), static_cast<long long>(t.n_mats - 1));
+    return error.fail(STRATA_E_ARGUMENT, "mat is %lld; accepted: 0 to %lld", static_cast<long long>(mat),
+                      static_cast<long long>(t.n_mats - 1));
   }
   const bool first = row_first >= 0 && row_first < t.n_rows && row_first % cpu::kGroupRows == 0;
   const bool last = first && n_rows > 0 && n_rows <= t.n_rows - row_first &&
                     (n_rows % cpu::kGroupRows == 0 || row_first + n_rows == t.n_rows);
   if (!last) {
-    return error.fail(STRATA_E_ARGUMENT, "rows %lld to %lld of %lld; whole groups of %lld rows, or up to the last row, are accepted",
+    return error.fail(STRATA_E_ARGUMENT,
+                      "rows %lld to %lld of %lld; whole groups of %lld rows, or up to the last row, are accepted",
                       static_cast<long long>(row_first), static_cast<long long>(row_first + n_rows),
                       static_cast<long long>(t.n_rows), static_cast<long long>(cpu::kGroupRows));
   }
   const int64_t wanted = n_rows * tensor_row_bytes(t);
   if (bytes == nullptr || n_bytes != wanted) {
-    return error.fail(STRATA_E_ARGUMENT, "n_bytes is %lld; these rows have %lld", static_cast<long long>(n_bytes), static_cast<long long>(wanted));
+    return error.fail(STRATA_E_ARGUMENT, "n_bytes is %lld; these rows have %lld", static_cast<long long>(n_bytes),
+                      static_cast<long long>(wanted));
   }
   place(t, mat, row_first, n_rows, bytes);
   return STRATA_OK;
@@ -99,8 +105,8 @@ const float* Weights::vector(int32_t tensor, int64_t m) const {
 
 Status Weights::fetch(int32_t set, int32_t expert, ExpertView* view) {
   const strata_expert_set& s = plan_.expert_sets[set];
-  *view = {matrix(s.gate, expert),      matrix(s.up, expert),        matrix(s.down, expert),
-           vector(s.gate_bias, expert), vector(s.up_bias, expert),   vector(s.down_bias, expert),
+  *view = {matrix(s.gate, expert),       matrix(s.up, expert),       matrix(s.down, expert),
+           vector(s.gate_bias, expert),  vector(s.up_bias, expert),  vector(s.down_bias, expert),
            vector(s.gate_scale, expert), vector(s.up_scale, expert), vector(s.down_scale, expert)};
   return STRATA_OK;
 }

@@ -46,7 +46,8 @@ class Weights : public ExpertSource {
   Status load(const strata_load_config& config, strata_load_stats& stats, Error& error);
   Status reserve(Error& error);
   // Rows [row_first, row_first + n_rows) of matrix `mat` in the file's layout; row_first is a multiple of kGroupRows.
-  Status fill(int32_t tensor, int64_t mat, int64_t row_first, int64_t n_rows, const uint8_t* bytes, int64_t n_bytes, Error& error);
+  Status fill(int32_t tensor, int64_t mat, int64_t row_first, int64_t n_rows, const uint8_t* bytes, int64_t n_bytes,
+              Error& error);
   // For good: a load that runs or comes later ends with STRATA_E_CANCELLED.
   void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
   void progress(int64_t* done, int64_t* total) const;
