@@ -13,7 +13,6 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from typing import Any, Self
 
-import msgspec
 import trio
 
 from strata.arch.plan_tables import ModelPlan
@@ -22,6 +21,16 @@ from strata.errors import EngineStopped, NativeError, StrataError
 from strata.ffi.check import error_of
 from strata.ffi.completions import Completions
 from strata.ffi.library import Library
+from strata.ffi.options import (
+    KV_TYPES,
+    LOAD_MODES,
+    TIERS,
+    EngineBytes,
+    EngineOptions,
+    LoadStats,
+    c_struct,
+    engine_config,
+)
 from strata.ffi.steps import StepArrays
 from strata.ffi.tables import ModelDesc
 
@@ -36,48 +45,11 @@ __all__ = [
     "NativeModel",
 ]
 
-KV_TYPES = {"f32": "STRATA_KV_F32", "f16": "STRATA_KV_F16", "q8_0": "STRATA_KV_Q8_0"}
-LOAD_MODES = {"direct": "STRATA_LOAD_DIRECT", "buffered": "STRATA_LOAD_BUFFERED", "mapped": "STRATA_LOAD_MAPPED"}
-TIERS = {"best": -1, "scalar": 0, "avx2": 1, "avx512": 2, "neon": 3}
 PHASES = ("idle", "step", "dead")
 PROGRESS_S = 0.1
 ERROR_TEXT_BYTES = 1024
 
 OnProgress = Callable[[int, int], None]  # done and total bytes
-
-
-class LoadStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What loading did. arena_bytes are resident, mapped_bytes stay in the file."""
-
-    direct_refused: bool
-    bytes_read: int
-    arena_bytes: int
-    mapped_bytes: int
-    seconds: float
-
-
-class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """strata_engine_config, as strata.h explains it."""
-
-    n_threads: int
-    n_kv_blocks: int
-    max_seqs: int = 1
-    n_state_slots: int = 0
-    kv_type: str = "f16"
-    poison: bool = False
-    tier: str = "best"
-    spin_us: int = -1
-    queue_steps: int = 2
-    step_deadline_s: float = 0.0
-
-
-class EngineBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory that an engine will hold."""
-
-    activations: int
-    kv: int
-    scratch: int
-    state: int
 
 
 class NativeModel:
@@ -172,7 +144,7 @@ class NativeModel:
             return error
 
     def _load(self, mode: str, n_threads: int, consume_file: bool) -> LoadStats:
-        config, stats = _struct(self._ffi, "strata_load_config"), _struct(self._ffi, "strata_load_stats")
+        config, stats = c_struct(self._ffi, "strata_load_config"), c_struct(self._ffi, "strata_load_stats")
         config.mode = self._ffi.integer_const(LOAD_MODES[mode])
         config.n_threads, config.consume_file = n_threads, int(consume_file)
         self._check(self._lib.strata_model_load(self.handle, config, stats), "strata_model_load")
@@ -206,7 +178,7 @@ class NativeModel:
 
     def measure(self, options: EngineOptions) -> EngineBytes:
         """Memory that an engine with these options will hold; needs no weights."""
-        made = _struct(self._ffi, "strata_engine_bytes")
+        made = c_struct(self._ffi, "strata_engine_bytes")
         config = engine_config(self._ffi, options)
         self._check(self._lib.strata_engine_measure(self.handle, config, made), "strata_engine_measure")
         return EngineBytes(activations=made.activations, kv=made.kv, scratch=made.scratch, state=made.state)
@@ -240,7 +212,7 @@ class NativeBackend:
         self._polled = self._ffi.new("strata_completion[]", options.queue_steps)
         self._n_polled = self._ffi.new("int32_t *")
         self._ticket = self._ffi.new("uint64_t *")
-        self._stats = _struct(self._ffi, "strata_engine_stats")
+        self._stats = c_struct(self._ffi, "strata_engine_stats")
         self._completions = Completions(self._fd, self._collect)
         # Statuses that concern single rows: NaN logits, or masks and biases that allow no token.
         names = ("STRATA_E_NUMERIC", "STRATA_E_ARGUMENT")
@@ -381,22 +353,3 @@ class NativeBackend:
         text = self._ffi.new("char[]", ERROR_TEXT_BYTES)
         self._check(self._lib.strata_engine_error(self._handle, ticket, text, ERROR_TEXT_BYTES), "strata_engine_error")
         return self._ffi.string(text).decode("utf-8", "replace")
-
-
-def engine_config(ffi: Any, options: EngineOptions) -> Any:
-    """The strata_engine_config of some options."""
-    config = _struct(ffi, "strata_engine_config")
-    config.n_threads, config.n_kv_blocks, config.max_seqs = options.n_threads, options.n_kv_blocks, options.max_seqs
-    config.kv_type = ffi.integer_const(KV_TYPES[options.kv_type])
-    config.poison, config.tier = int(options.poison), TIERS[options.tier]
-    config.n_state_slots = options.n_state_slots
-    config.spin_us, config.queue_steps = options.spin_us, options.queue_steps
-    config.step_deadline_us = round(options.step_deadline_s * 1e6)
-    return config
-
-
-def _struct(ffi: Any, name: str) -> Any:
-    """A zeroed struct with its size in place."""
-    made = ffi.new(f"{name} *")
-    made.struct_size = ffi.sizeof(name)
-    return made
