@@ -27,6 +27,7 @@ from strata.gguf.inventory import fingerprint
 from strata.gguf.quants import GROUP_ROWS, row_bytes
 from strata.gguf.reader import GgufFile
 from strata.planning import Prepared, Report, Shape, Source, plan_text, prepare, prepare_serving
+from strata.server.access import read_keys
 from strata.server.app import App, build_app
 from strata.server.listen import Shutdown, open_listener, shutdown_on_signals
 from strata.server.listen import serve as serve_http
@@ -180,7 +181,8 @@ async def serve(config: Config, source: Source, report: Report) -> int:
                     nursery.cancel_scope.cancel()
 
             nursery.start_soon(end_load)
-            source.chat_template(config)  # one that cannot be used is refused before a minute of loading
+            read_keys(config.server)
+            source.chat_template(config)  # what cannot be used is refused before a minute of loading
             prepared = prepare_serving(config, source, report)
             report(plan_text(prepared))
             async with open_backend(prepared) as backend:

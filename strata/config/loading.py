@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import reprlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from strata.types import SamplingParams
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B?)\s*", re.IGNORECASE)
 _SIZE_SHIFT = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
+_SHORT.maxlevel = 2
 _SECRETS = frozenset({"server.api_keys"})  # never repeated in messages
 # Kubernetes gives every pod such variables for a service that is called "strata".
 _SERVICE_LINK = re.compile(r"STRATA_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)")
@@ -61,7 +65,7 @@ def load_config(
         try:
             value = _convert(field, setting.value)
         except (ConfigError, ValueError) as error:
-            shown = "wrong" if field.name in _SECRETS else repr(setting.value)
+            shown = "wrong" if field.name in _SECRETS else _SHORT.repr(setting.value)
             problems.append(f"{setting.origin}: {field.name} is {shown}; {error}")
             continue
         values[field.section][field.name.partition(".")[2]] = value
@@ -146,6 +150,9 @@ def _convert(field: ConfigField, raw: Any) -> Any:
     value = _parse(field, raw) if isinstance(raw, str) else raw
     if field.kind == "list" and isinstance(raw, list | tuple):
         value = [item for part in raw for item in _parse_list(part)]
+    parts: list[Any] = raw if isinstance(raw, list) else [raw]
+    if field.name in _SECRETS and "" in parts:
+        raise ConfigError("a key is empty, and would leave the door open; leave the setting out if that is meant")
     if field.kind == "float" and type(value) is int:
         value = float(value)
     if field.optional and value == "":

@@ -17,6 +17,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 KEEP_FREE_FRAC = 0.10  # of all RAM stays with the rest of the machine
 KEEP_FREE_MIN_BYTES = 1 * GIB
+MAX_KV_TOKENS = 1 << 30  # what block numbers can count
 DEFAULT_CTX_MAX = 32768  # without --ctx-size: the model's own context, at most this
 
 
@@ -113,7 +114,9 @@ def choose_ctx(n_ctx_train: int, asked: int | None, kv_bytes_per_block: int, roo
 
 
 def n_kv_blocks(n_ctx: int) -> int:
-    """Blocks for one longest sequence; several sequences share them."""
+    """Blocks for one longest sequence; several sequences share them. Raises: MemoryPlanError beyond any memory."""
+    if n_ctx > MAX_KV_TOKENS:
+        raise MemoryPlanError(f"a context or cache of {n_ctx} tokens is asked for; accepted: up to {MAX_KV_TOKENS}")
     return (n_ctx + KV_BLOCK_TOKENS - 1) // KV_BLOCK_TOKENS
 
 

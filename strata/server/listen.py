@@ -33,6 +33,7 @@ log = logging.getLogger("strata.server")
 # Time for aborted requests to tell their clients, and for connections to close.
 _LAST_WORDS_S = 2.0
 _BACKLOG = 512
+_STALL_MAX_S = 2_000_000.0  # what the socket option can say; more is as good as never
 
 
 # ---- sockets --------------------------------------------------------------------------------------------------
@@ -56,7 +57,8 @@ def open_listener(config: ServerConfig) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # Accepted connections inherit it: ends a send to a client that takes nothing, which no cancellation can.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(config.stall_s * 1000))
+    stall_ms = max(1, round(min(config.stall_s, _STALL_MAX_S) * 1000))  # 0 would mean the system's own limit
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
     return _bind(listener, address, f"{config.host}:{config.port}")
 
 
@@ -99,7 +101,7 @@ def _cannot_listen(name: str, error: OSError) -> ConfigError:
         errno.EACCES: "no permission; ports below 1024 are the system's",
         errno.EADDRNOTAVAIL: "this machine has no such address",
     }
-    return ConfigError(f"cannot listen on {name}: {hints.get(error.errno or 0, error.strerror)}")
+    return ConfigError(f"cannot listen on {name}: {hints.get(error.errno or 0, error.strerror or error)}")
 
 
 def url_of(listener: socket.socket) -> str:

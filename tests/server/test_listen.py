@@ -1,5 +1,6 @@
 """Real sockets, signals and the order of a shutdown."""
 
+import math
 import os
 import signal
 import socket
@@ -70,12 +71,15 @@ async def test_a_connection_that_fails_takes_nobody_with_it(raw):
             assert (await client.get_json("/health"))[0] == 200
 
 
-async def test_accepted_connections_time_out_when_nothing_is_taken():
-    listener = open_listener(ServerConfig(port=0, stall_s=7))
+@pytest.mark.parametrize(
+    ("stall_s", "stall_ms"), [(7, 7000), (1e-9, 1), (1e30, 2_000_000_000), (math.inf, 2_000_000_000)]
+)
+async def test_accepted_connections_time_out_when_nothing_is_taken(stall_s, stall_ms):
+    listener = open_listener(ServerConfig(port=0, stall_s=stall_s))
     listener.listen()
     with socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
-        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7000
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == stall_ms
         accepted.close()
     listener.close()
 

@@ -167,6 +167,19 @@ def test_an_empty_text_unsets_an_optional_setting(write):
     assert load_config(yaml_path=path, environ={"STRATA_MODEL_ALIAS": ""}).model.alias is None
 
 
+@pytest.mark.parametrize("given", [[""], ["a", ""]])
+def test_an_empty_key_does_not_open_the_door(given):
+    """As it is given by `--api-key "$KEY"` when the shell has no KEY."""
+    (problem,) = problems(argv_overrides={"server.api_keys": given})
+    assert problem.startswith("--api-key: server.api_keys is wrong; a key is empty")
+    assert "a key is empty" in problems(environ={"STRATA_SERVER_API_KEYS": ""})[0]
+
+
+def test_values_are_shown_in_short(write):
+    path = write("a: &a [x, x, x, x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a]\nengine: {n_ctx: [*b, *b, *b, *b, *b]}\n")
+    assert max(map(len, problems(yaml_path=path))) < 400
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
 def test_shipped_configurations_load(path):
     assert load_config(yaml_path=path, environ={}) != Config()
