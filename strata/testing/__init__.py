@@ -1,1 +1,1 @@
-"""What tests, tools and plugin authors share: tiny models, clients, and llama.cpp as a judge. Never imported by the server."""
+"""What tests, tools and plugin authors share: tiny models, clients, llama.cpp as a judge. No server code imports it."""
