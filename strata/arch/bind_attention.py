@@ -185,7 +185,7 @@ class AttentionBinder:
     def _mla(self, spec: Mla, index: int) -> BoundMla:
         keys, claims, lead = self._keys, self._claims, f"blk.{index}."
         n_head, n_embd = keys.dims["n_head"], keys.dims["n_embd"]
-        kv_rank, q_rank = keys.integer(spec.kv_rank, minimum=1), keys.integer(spec.q_rank)
+        kv_rank, q_rank = keys.integer(spec.kv_rank, minimum=1), 0 if spec.q_rank is None else keys.integer(spec.q_rank)
         k_mla, v_mla, legacy = self._mla_widths(spec)
         rope = self._rope.layer(index, k_mla)
         nope = k_mla - rope.n_rot

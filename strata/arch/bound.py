@@ -115,7 +115,8 @@ class BoundTemperature(Bound, frozen=True, kw_only=True):
 class BoundGqa(Bound, frozen=True, kw_only=True, tag="gqa"):
     """Grouped-query attention; window 0, clamp 0, softcap 0: none. rope None: no rotation. output_scale 1: none.
 
-    query_gate: q gives [query | gate] of each head. chunked: the window is a chunk. A QK norm without a gain is x / rms(x).
+    query_gate: q gives [query | gate] of each head. chunked: the window is a chunk.
+    A QK norm without a gain is x / rms(x).
     """
 
     n_head: int
@@ -147,7 +148,8 @@ class BoundGqa(Bound, frozen=True, kw_only=True, tag="gqa"):
 class BoundMla(Bound, frozen=True, kw_only=True, tag="mla"):
     """Latent attention. A head's query is [nope | n_rot]; nope = k_mla - n_rot.
 
-    rope None: no rotation. Either q, or q_a, q_a_norm and q_b. Either k_b and v_b (absorbed form), or kv_b (ordinary attention, n_head heads).
+    Either q, or q_a, q_a_norm and q_b. Either k_b and v_b (absorbed form), or kv_b (ordinary attention, n_head heads).
+    rope None: no rotation.
     """
 
     n_head: int

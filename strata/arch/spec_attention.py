@@ -177,14 +177,14 @@ class Gqa(Word, frozen=True, kw_only=True, tag="gqa", tag_field="kind"):
 class Mla(Word, frozen=True, kw_only=True, tag="mla", tag_field="kind"):
     """Multi-head latent attention: one cached row [latent | rotated key part] for all heads.
 
-    q_rank 0: queries come straight from attn_q. head: scores times 1 / sqrt(k_mla); head-yarn: that times M^2, where M
-    is the magnitude that YaRN's log multiplier gives.
+    q_rank 0 or None: queries come straight from attn_q. head: scores times 1 / sqrt(k_mla); head-yarn: that times
+    M^2, where M is the magnitude that YaRN's log multiplier gives.
     legacy_kv_b: files without attention.key_length_mla hold attn_kv_b instead of its two factors; they are computed as
     ordinary attention of n_head heads.
     """
 
     rope: Rope
-    q_rank: Key
+    q_rank: Key | None
     kv_rank: Key = Key("attention.kv_lora_rank")
     k_mla: Key = Key("attention.key_length_mla", 0)
     v_mla: Key = Key("attention.value_length_mla", 0)

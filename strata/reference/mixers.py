@@ -77,7 +77,7 @@ class Mixers:
             a, b = pairs[:, :, 1].reshape(n, -1), pairs[:, :, 0].reshape(n, -1)
         qkv = ops.silu(self._conv(qkv, m.conv))
         q, k = (
-            _unit(qkv[:, m.n_k * m.head * part :][:, : m.n_k * m.head].reshape(n, m.n_k, -1), m.l2_eps)
+            ops.l2_norm(qkv[:, m.n_k * m.head * part :][:, : m.n_k * m.head].reshape(n, m.n_k, -1), m.l2_eps)
             for part in (0, 1)
         )
         reads = np.arange(m.n_v) % m.n_k if m.tiled else np.arange(m.n_v) // ratio
@@ -98,7 +98,7 @@ class Mixers:
         g = self._vector(m.decay)[None, :, None] * steps.reshape(shape)
         beta = ops.sigmoid(self._linear(h, m.beta))
         state = np.zeros((m.n_head, m.head, m.head))
-        o = recurrent.delta_rule((_unit(q, m.l2_eps), _unit(k, m.l2_eps), v), g, beta, state)[0]
+        o = recurrent.delta_rule((ops.l2_norm(q, m.l2_eps), ops.l2_norm(k, m.l2_eps), v), g, beta, state)[0]
         return self._norm(o, m.norm).reshape(n, -1) * ops.sigmoid(self._linear(self._linear(h, m.g_a), m.g_b))
 
     def _mamba(self, h: Array, m: BoundMamba) -> Array:
@@ -131,8 +131,3 @@ class Mixers:
         state = np.zeros((m.n_head, m.head, m.head))
         o = recurrent.lightning(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], m.slope, state)[0]
         return ops.sigmoid(self._linear(h, m.gate)) * self._norm(o.reshape(n, -1), m.norm)
-
-
-def _unit(x: Array, eps: float) -> Array:
-    """x / sqrt(sum of squares + eps) over the last axis."""
-    return x / np.sqrt((x * x).sum(-1, keepdims=True) + eps)

@@ -18,6 +18,7 @@ __all__ = [
     "attention",
     "glu",
     "hidden_keys",
+    "l2_norm",
     "layer_norm",
     "linear",
     "rms_norm",
@@ -67,6 +68,13 @@ def layer_norm(x: Array, eps: float, gain: Array | None, bias: Array | None = No
     """(x - mean) / sqrt(variance + eps) * gain + bias over the last axis; biased variance."""
     centred = x - x.mean(-1, keepdims=True)
     return rms_norm(centred, eps, gain, bias)
+
+
+def l2_norm(x: Array, eps: float, gain: Array | None = None, bias: Array | None = None) -> Array:
+    """x / sqrt(sum(x^2) + eps) * gain + bias over the last axis."""
+    y = x / np.sqrt((x * x).sum(-1, keepdims=True) + eps)
+    y = y if gain is None else y * gain
+    return y if bias is None else y + bias
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None, scale: float = 1.0) -> Array:

@@ -35,6 +35,7 @@ SCORES = {
     Scores.SOFTMAX_WEIGHT: "softmax-weight",
     Scores.SQRT_SOFTPLUS: "sqrt-softplus",
 }
+NORMS = {NormKind.RMS: ops.rms_norm, NormKind.LAYER: ops.layer_norm, NormKind.L2: ops.l2_norm}
 GLUS = {
     Glu.SILU: "silu",
     Glu.GELU: "gelu",
@@ -94,7 +95,7 @@ class PlanWalk(StateWalk):
         gain, bias = self._vector(op, 0), self._vector(op, 1)
         if i.get("gain_per_vec"):
             gain = None if gain is None else gain.reshape(n, width)
-        function = ops.rms_norm if i.get("kind", 0) == NormKind.RMS else ops.layer_norm
+        function = NORMS[NormKind(i.get("kind", 0))]
         y = function(x, op.f["eps"], gain, bias)
         self._heads(op.outs[0], n, width, i.get("out_stride", 0), i.get("out_offset", 0))[:] = y
 

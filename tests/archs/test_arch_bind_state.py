@@ -10,13 +10,15 @@ from arch_cases_state import STATE_CASES
 from arch_fake_file import changed, fake_file
 
 from strata.arch.bind import bind, inspect_binding
-from strata.arch.bound import BoundArch, BoundGqa
+from strata.arch.bound import BoundArch, BoundGqa, BoundMla
 from strata.arch.plan import plan
 from strata.arch.registry import Registry
 from strata.arch.report import binding_report, plan_summary
 from strata.errors import BindError
 
-LFM = STATE_CASES["lfm2moe"]
+LFM, NEXT, QWEN = STATE_CASES["lfm2moe"], STATE_CASES["qwen3next"], STATE_CASES["qwen35moe"]
+GRANITE, JAMBA = STATE_CASES["granitehybrid"], STATE_CASES["jamba"]
+KIMI, MINIMAX = STATE_CASES["kimi-linear"], STATE_CASES["minimax-01"]
 
 
 def bound_of(registry: Registry, case: Case) -> BoundArch:
@@ -25,7 +27,7 @@ def bound_of(registry: Registry, case: Case) -> BoundArch:
 
 def kinds(bound: BoundArch) -> str:
     """A for attention, r for a recurrent layer."""
-    return "".join("A" if isinstance(layer.attention, BoundGqa) else "r" for layer in bound.layers)
+    return "".join("A" if isinstance(layer.attention, BoundGqa | BoundMla) else "r" for layer in bound.layers)
 
 
 def key(name: str, value: Any) -> dict[str, Any]:
@@ -34,6 +36,30 @@ def key(name: str, value: Any) -> dict[str, Any]:
 
 def test_layers_without_kv_heads_are_recurrent(registry: Registry) -> None:
     assert kinds(bound_of(registry, LFM)) == "rArr"
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"attention.recurrent_layers": None}, "rrrA"),
+        ({"attention.recurrent_layers": None, "full_attention_interval": 4}, "rrrA"),
+        ({"attention.recurrent_layers": [True, True, True, False]}, "rrrA"),
+    ],
+)
+def test_recurrent_layers_by_list_or_interval(registry: Registry, keys: dict[str, Any], expected: str) -> None:
+    assert kinds(bound_of(registry, changed(STATE_CASES["qwen3next-old"], **keys))) == expected
+
+
+def test_both_spellings_of_delta_inputs(registry: Registry) -> None:
+    """attn_qkv and attn_gate go before ssm_in, which is then ignored."""
+    case = changed(NEXT, add={"blk.0.ssm_in.weight": [N_EMBD, 240]})
+    assert bound_of(registry, case).ignored == {"blk.0.ssm_in.weight": "attn_qkv and attn_gate say the same"}
+
+
+def test_idle_biases_and_scales_of_mixers_are_listed(registry: Registry) -> None:
+    bound = bound_of(registry, changed(NEXT, add={"blk.0.attn_gate.scale": [1], "blk.0.ssm_out.scale": [1]}))
+    assert set(bound.ignored) == {"blk.0.attn_gate.scale", "blk.0.ssm_out.scale"}
+    assert bound_of(registry, KIMI).ignored["blk.0.attn_k.bias"] == "a bias that this architecture does not apply"
 
 
 def test_head_counts_may_be_given_by_layer(registry: Registry) -> None:
@@ -47,6 +73,16 @@ BAD_KEYS: list[tuple[Case, str, Any, str]] = [
     (LFM, "attention.head_count_kv", [0, 1], "array of block_count"),
     (LFM, "attention.head_count_kv", [0, 3, 0, 0], "accepted: 0 to 2"),
     (LFM, "attention.head_count", [2, 0, 2, 2], "head_count_kv is 1; accepted: a divisor of head_count"),
+    (NEXT, "ssm.inner_size", 60, r"inner_size is 60; accepted: time_step_rank \* state_size \(80\)"),
+    (NEXT, "ssm.group_count", 3, "time_step_rank is 4; accepted: a multiple of ssm.group_count"),
+    (NEXT, "attention.value_length", 16, "value_length is 16; accepted: key_length"),
+    (NEXT, "attention.recurrent_layers", [1, 0], "array of block_count"),
+    (QWEN, "rope.dimension_sections", None, "dimension_sections is missing"),
+    (GRANITE, "ssm.time_step_rank", 7, "inner_size is 128; accepted: a multiple of ssm.time_step_rank"),
+    (GRANITE, "ssm.state_size", 0, "state_size is 0; accepted: 1"),
+    (JAMBA, "ssm.conv_kernel", 1, "conv_kernel is 1; accepted: 2 to 64"),
+    (KIMI, "kda.head_dim", None, "head_dim is missing"),
+    (MINIMAX, "residual_scale", None, "residual_scale is missing"),
     (LFM, "attention.head_count", 0, r"head_count is \[0, 0, 0, 0\]; accepted: 1"),
 ]
 
@@ -61,6 +97,15 @@ BAD_TENSORS: list[tuple[Case, dict[str, Any], str]] = [
     (LFM, {"drop": "blk.0.shortconv.conv.weight"}, r"blk.0.shortconv.conv.weight \[3, 64\] is missing"),
     (LFM, {"add": {"blk.0.shortconv.in_proj.weight": [N_EMBD, N_EMBD]}}, r"expected \[64, 192\]"),
     (LFM, {"add": {"blk.1.shortconv.conv.weight": [3, N_EMBD]}}, "blk.1.shortconv.conv.weight"),
+    (NEXT, {"drop": "blk.0.ssm_ba.weight"}, "blk.0.ssm_ba.weight"),
+    (NEXT, {"drop": "blk.0.attn_qkv.weight"}, r"blk.0.ssm_in.weight \[64, 240\] is missing"),
+    (QWEN, {"drop": "blk.0.attn_qkv.weight"}, r"blk.0.attn_qkv.weight \[64, 160\] is missing"),
+    (GRANITE, {"drop": "blk.0.ssm_conv1d.bias"}, "blk.0.ssm_conv1d.bias"),
+    (GRANITE, {"add": {"blk.0.ssm_a": [8, 1]}}, r"blk.0.ssm_a has shape \[8, 1\]; expected \[1, 8\]"),
+    (JAMBA, {"add": {"blk.0.ssm_in.weight": [N_EMBD, 128]}}, r"expected \[64, 256\]"),
+    (KIMI, {"drop": "blk.2.ssm_conv1d_k.weight"}, r"blk.2.ssm_conv1d_k.weight \[4, 1, 60\] is missing"),
+    (KIMI, {"drop": "blk.1.ffn_up_shexp.weight"}, "blk.1.ffn_up_shexp.weight"),
+    (MINIMAX, {"drop": "blk.0.attn_norm_2.weight"}, "attn_norm_2.weight"),
     (LFM, {"drop": "token_embd_norm.weight"}, "token_embd_norm.weight"),
 ]
 
@@ -69,6 +114,26 @@ BAD_TENSORS: list[tuple[Case, dict[str, Any], str]] = [
 def test_bad_tensor(registry: Registry, case: Case, change: dict[str, Any], message: str) -> None:
     with pytest.raises(BindError, match=message):
         bound_of(registry, changed(case, **change))
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("qwen3next", "0: gated delta net, 4/2 heads of 20;"),
+        ("granitehybrid", "0: Mamba 2, 8 heads of 16 with 12 states, 2 groups;"),
+        ("jamba", "0: Mamba, 128 channels of 12 states;"),
+        ("kimi-linear", "0: KDA, 3 heads of 20;"),
+        ("minimax-01", "0: lightning attention, 4 heads of 32;"),
+    ],
+)
+def test_every_mixer_has_a_line(registry: Registry, name: str, line: str) -> None:
+    assert line in binding_report(inspect_binding(registry.lookup(name), fake_file(STATE_CASES[name])))
+
+
+def test_one_layer_has_no_spread_of_decays(registry: Registry) -> None:
+    first = {name: ne for name, ne in MINIMAX["tensors"].items() if not name.startswith(("blk.1", "blk.2", "blk.3"))}
+    with pytest.raises(BindError, match="block_count is 1; accepted: 2 or more"):
+        bound_of(registry, changed(MINIMAX | {"tensors": first}, **key("block_count", 1)))
 
 
 def test_reports_name_the_mixer_and_its_states(registry: Registry) -> None:

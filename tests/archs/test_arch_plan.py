@@ -37,7 +37,7 @@ ENUMS = {
 @pytest.fixture(scope="module")
 def header() -> dict[str, str]:
     text = (ROOT / "native/include/strata.h").read_text()
-    return dict(re.findall(r"#define STRATA_(\w+) (-?\d+)", text))
+    return dict(re.findall(r"#define STRATA_(\w+)\s+(?:\\\s+)?(-?\d+)", text))
 
 
 @pytest.fixture(scope="module")
