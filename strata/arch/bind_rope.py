@@ -13,6 +13,7 @@ from strata.arch.spec import Key, Rope, Yarn
 __all__ = ["RopeBinder"]
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+FACTOR_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 MIN_ROPE_BASE = 1.001  # pairs would not differ in speed, and YaRN divides by its logarithm
 MIN_ROPE_FACTOR = 0.01  # keeps 1 + 0.1 ln(factor), which YaRN divides by, well above zero
 
@@ -39,9 +40,20 @@ class RopeBinder:
         self._windowed, self._dense = windowed, dense
         n_block = keys.dims["n_block"]
         self._on = [True] * n_block if rope.switch is None else keys.flags(rope.switch)
+        self._ignore_unused()
         self.log_multiplier = 0.0
         if rope.yarn.log_multiplier is not None:
             self.log_multiplier = keys.real(rope.yarn.log_multiplier) / rope.yarn.log_divisor
+
+    def _ignore_unused(self) -> None:
+        """Lists of factors are part of the architecture even where no layer reads them."""
+        rope = self._rope
+        readers = [i for i in range(self._keys.dims["n_layer"]) if self.rotates(i)]
+        if rope.full_factors:
+            readers = [i for i in readers if not self._windowed[i]]
+        if rope.factors is not False and not readers:
+            names = [name for name in FACTOR_TENSORS if self._claims.has(name)]
+            self._claims.ignore(names, "no layer rotates by it")
 
     def rotates(self, index: int) -> bool:
         """Whether a layer rotates at all."""

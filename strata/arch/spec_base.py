@@ -9,7 +9,9 @@ import msgspec
 __all__ = ["Case", "Dim", "DimName", "Key", "Norm", "Power", "Presence", "Scalar", "Word"]
 
 Presence = Literal["required", "if-present", "absent"]
-DimName = Literal["n_embd", "n_layer", "n_vocab", "n_head", "n_head_kv", "head_k", "n_ff", "n_expert", "n_expert_used"]
+DimName = Literal[
+    "n_embd", "n_layer", "n_vocab", "n_ctx", "n_head", "n_head_kv", "head_k", "n_ff", "n_expert", "n_expert_used"
+]
 Scalar = bool | int | float | str
 
 

@@ -8,20 +8,20 @@ from pathlib import Path
 
 from arch_cases import CASES
 from arch_cases_gqa import GQA_CASES
+from arch_cases_layers import LAYER_CASES
 from arch_cases_state import STATE_CASES
-from arch_words import WORD_CASES, WORDS
 
 from strata.arch.registry import Source
 from strata.arch.spec import Arch
 
-ALL_CASES = CASES | GQA_CASES | STATE_CASES | WORD_CASES
+ALL_CASES = CASES | GQA_CASES | LAYER_CASES | STATE_CASES
 ROOT = Path(__file__).parents[2]
 
 
 def shipped_sources() -> list[Source]:
-    """What the project's own entry points register, without the package being installed, and the tests' own."""
+    """What the project's own entry points register, without the package being installed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [Source(name, "tests", name, lambda arch=arch: arch) for name, arch in WORDS.items()] + [
+    return [
         Source(name, "strata-moe", target, lambda target=target: _value(target))
         for name, target in project["entry-points"]["strata.architectures"].items()
     ]

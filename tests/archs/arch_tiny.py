@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 from arch_cases import N_VOCAB, Case
 
+from strata.arch.bound import BoundArch, BoundGqa
 from strata.gguf.quants import GgmlType
 from strata.testing.tiny_gguf import Given, Random, write_tiny_gguf
 
@@ -42,6 +43,12 @@ def _vocabulary() -> dict[str, Any]:
         "tokenizer.ggml.scores": [-float(k) for k in range(N_VOCAB)],
         "tokenizer.ggml.token_type": np.array([2, 3, 3, *[6] * 256, *[1] * (N_VOCAB - 259)], np.int32),
     }
+
+
+def step_tokens(bound: BoundArch, n: int) -> int:
+    """n, or the whole prompt where every token sees every other."""
+    causal = (layer.attention.causal for layer in bound.layers if isinstance(layer.attention, BoundGqa))
+    return n if all(causal) else N_TOKENS
 
 
 def prompt(n: int) -> list[int]:

@@ -18,7 +18,7 @@ from strata.reference.weights import FileWeights
 
 @pytest.fixture(scope="session")
 def registry() -> Registry:
-    """The shipped architectures and those of arch_words.py."""
+    """The shipped architectures."""
     return Registry(sources=shipped_sources())
 
 

@@ -19,9 +19,9 @@ from arch_cases import (
     _longrope,
     _qwen3moe,
 )
+from arch_cases_layers import LAYER_CASES
 from arch_fake_file import changed, fake_file
 from arch_sources import shipped_sources
-from arch_words import WORD_CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -285,9 +285,9 @@ def test_window_period(registry: Registry, pattern: int | None, windows: str) ->
 
 
 def test_window_period_dense_first(registry: Registry) -> None:
-    bound = bound_of(registry, WORD_CASES["word-cohere2moe"])
+    bound = bound_of(registry, LAYER_CASES["cohere2moe"])
     found = [layer.attention.window for layer in bound.layers if isinstance(layer.attention, BoundGqa)]
-    assert found == [0, 20]
+    assert found == [0, 20, 20, 20, 0]
 
 
 def test_next_token_blocks_are_ignored_by_name(registry: Registry) -> None:

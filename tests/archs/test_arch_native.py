@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from arch_native import library_path, native_logits
-from arch_tiny import N_TOKENS, prompt
+from arch_tiny import N_TOKENS, prompt, step_tokens
 
 from strata.arch.plan import plan
 from strata.reference.model import Reference
@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(library_path() is None, reason="libstrata is not
 
 
 def test_native_equals_reference(ours: Reference, ours_logits: np.ndarray) -> None:
-    table = plan(ours.bound, n_batch=CHUNK, n_outputs_max=CHUNK)
-    native = native_logits(table, prompt(N_TOKENS), CHUNK)
+    chunk, small = step_tokens(ours.bound, CHUNK), step_tokens(ours.bound, 7)
+    table = plan(ours.bound, n_batch=chunk, n_outputs_max=chunk)
+    native = native_logits(table, prompt(N_TOKENS), chunk)
     assert oracle.kl_divergence(ours_logits, native).max() < 1e-9
-    assert np.array_equal(native, native_logits(table, prompt(N_TOKENS), 7, n_threads=1))
+    assert np.array_equal(native, native_logits(table, prompt(N_TOKENS), small, n_threads=1))
