@@ -1,6 +1,7 @@
 # Everything is done by make, on a fresh machine: `make serve` and `make test` do all their own set-up.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
 VENV := .venv
 PY := $(VENV)/bin/python
 PYTHON ?= python3

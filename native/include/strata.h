@@ -29,6 +29,7 @@
 extern "C" {
 #endif
 
+/* clang-format off: comments stand beside what they explain, one define a line */
 /* cffi: begin (plain C declarations only; tools/gen_ffi.py reads this region) */
 
 #define STRATA_ABI_VERSION 1
@@ -65,8 +66,7 @@ typedef struct strata_tensor {
   int64_t n_rows; /* rows of one matrix; 1 for a VECTOR */
   int64_t n_mats; /* ne[2]: heads or experts; 1 otherwise */
   int32_t shard;  /* index into strata_model_desc.paths */
-  int32_t
-      source_first; /* >= 0: matrix m comes from sources[source_first + m] instead (one file tensor per expert); else -1 */
+  int32_t source_first; /* >= 0: matrix m comes from sources[source_first + m] instead (one file tensor per expert); else -1 */
   int64_t file_offset;       /* absolute offset of matrix 0, row 0 (of the wanted rows, where a fused tensor is split) */
   int64_t file_stride_bytes; /* bytes in the file between matrices */
   int64_t arena_offset;      /* bytes from the arena's start, a multiple of 64 */
@@ -167,8 +167,7 @@ typedef struct strata_expert_set {
 #define STRATA_NORM_RMS 0
 #define STRATA_NORM_LAYER 1
 #define STRATA_NORM_L2 2 /* x / sqrt(sum(x^2) + eps) */
-#define STRATA_OP_LINEAR \
-  3 /* out_k = W_k in0 * scale_k + bias_k for k < n: w[0..3] matrices, w[4..7] biases, w[8..11] scales [1] */
+#define STRATA_OP_LINEAR 3 /* out_k = W_k in0 * scale_k + bias_k for k < n: w[0..3] matrices, w[4..7] biases, w[8..11] scales [1] */
 #define STRATA_LINEAR_I_N 0
 #define STRATA_OP_HEAD_LINEAR 4 /* per head h: out[h] = W0[:, :, h] in[h] */
 #define STRATA_HEAD_LINEAR_I_N_HEAD 0
@@ -188,8 +187,8 @@ typedef struct strata_expert_set {
 #define STRATA_COPY_I_IN_OFFSET 3
 #define STRATA_COPY_I_OUT_STRIDE 4
 #define STRATA_COPY_I_OUT_OFFSET 5
-#define STRATA_OP_ATTENTION \
-  7 /* stores in1 (k), in2 (v, or -1) in the cache, then out0 = attention of in0 (q); w0 sinks or -1 */
+#define STRATA_OP_ATTENTION 7 /* stores in1 (k), in2 (v, or -1) in the cache, then out0 = attention of in0 (q); w0 sinks or -1;
+                             in1 -1: reads what an earlier op stores in the same cache */
 #define STRATA_ATTENTION_I_KV_LAYER 0
 #define STRATA_ATTENTION_I_N_HEAD 1
 #define STRATA_ATTENTION_I_WINDOW 2 /* 0: none */
@@ -255,17 +254,15 @@ typedef struct strata_expert_set {
 #define STRATA_SCALE_I_WIDTH 0
 
 /* Ops with a state: each state belongs to one op, which reads and updates it token by token. */
-#define STRATA_OP_CONV                                                                                                 \
-  64                          /* causal convolution of each of `width` channels over its last `taps` inputs: out0[c] = \
-                                 act(sum over k of w0[c * taps + k] * input of taps - 1 - k tokens ago + w1[c]); w1 -1: no bias */
+#define STRATA_OP_CONV 64 /* causal convolution of each of `width` channels over its last `taps` inputs: out0[c] =
+                             act(sum over k of w0[c * taps + k] * input of taps - 1 - k tokens ago + w1[c]); w1 -1: no bias */
 #define STRATA_CONV_I_STATE 0 /* (taps - 1) * width floats, oldest input first */
 #define STRATA_CONV_I_WIDTH 1
 #define STRATA_CONV_I_TAPS 2
 #define STRATA_CONV_I_ACT 3        /* STRATA_ACT_NONE or STRATA_ACT_SILU */
 #define STRATA_CONV_I_OUT_OFFSET 4 /* of channel 0 in out0 */
-#define STRATA_OP_DELTA                                                                                    \
-  65 /* gated delta rule: in0 rows [q of n_k heads | k of n_k heads | v of n_v heads], in1 a, in2 b (n_v); \
-        per value head S[i] *= exp(w0 * softplus(a + w1)); S += k (sigmoid(b) (v - k S)); out0 = scale * q S */
+#define STRATA_OP_DELTA 65 /* gated delta rule: in0 rows [q of n_k heads | k of n_k heads | v of n_v heads], in1 a, in2 b (n_v);
+                             per value head S[i] *= exp(w0 * softplus(a + w1)); S += k (sigmoid(b) (v - k S)); out0 = scale * q S */
 #define STRATA_DELTA_I_STATE 0 /* n_v * head_k * head_v floats, S of one head after the other */
 #define STRATA_DELTA_I_N_K 1
 #define STRATA_DELTA_I_N_V 2
@@ -274,24 +271,21 @@ typedef struct strata_expert_set {
 #define STRATA_DELTA_I_TILED 5   /* 1: value head h reads key head h % n_k; 0: h / (n_v / n_k) */
 #define STRATA_DELTA_I_PER_ROW 6 /* 1: a and w1 hold head_k values a head, one for each row of S; 0: one */
 #define STRATA_DELTA_F_SCALE 0
-#define STRATA_OP_SSM_HEADS                                                                                 \
-  66 /* state space with a decay a head: in0 rows [x of n_head heads | B of n_group | C of n_group], in1 dt \
-        (n_head); w0 A, w1 D, w2 dt's bias (n_head each); dt = softplus(dt + w2); per head                  \
-        h[s] = exp(dt A) h[s] + dt B[s] x; out0 = sum of C[s] h[s] + D x */
+#define STRATA_OP_SSM_HEADS 66 /* state space with a decay a head: in0 rows [x of n_head heads | B of n_group | C of n_group], in1 dt
+                             (n_head); w0 A, w1 D, w2 dt's bias (n_head each); dt = softplus(dt + w2); per head
+                             h[s] = exp(dt A) h[s] + dt B[s] x; out0 = sum of C[s] h[s] + D x */
 #define STRATA_SSM_HEADS_I_STATE 0 /* n_head * n_state * head floats */
 #define STRATA_SSM_HEADS_I_N_HEAD 1
 #define STRATA_SSM_HEADS_I_HEAD 2
 #define STRATA_SSM_HEADS_I_N_GROUP 3 /* head h reads B and C of group h / (n_head / n_group) */
 #define STRATA_SSM_HEADS_I_N_STATE 4
-#define STRATA_OP_SSM_CHANNELS                                                                              \
-  67 /* state space with decays of its own for each channel: in0 x, in1 dt (width), in2 B, in3 C (n_state); \
-      w0 A (width * n_state, a channel's values together), w1 D, w2 dt's bias (width) */
+#define STRATA_OP_SSM_CHANNELS 67 /* state space with decays of its own for each channel: in0 x, in1 dt (width), in2 B, in3 C (n_state);
+                             w0 A (width * n_state, a channel's values together), w1 D, w2 dt's bias (width) */
 #define STRATA_SSM_CHANNELS_I_STATE 0 /* width * n_state floats */
 #define STRATA_SSM_CHANNELS_I_WIDTH 1
 #define STRATA_SSM_CHANNELS_I_N_STATE 2
-#define STRATA_OP_LIGHTNING                                                                                               \
-  68                               /* linear attention: in0 rows of heads [q | k | v]; per head h (from 0) with the decay \
-                                      e = exp(-slope 2^(-8 (h + 1) / n_head)): S[i] = e S[i] + k[i] v; out0 = sum of q[i] S[i] */
+#define STRATA_OP_LIGHTNING 68 /* linear attention: in0 rows of heads [q | k | v]; per head h (from 0) with the decay
+                             e = exp(-slope 2^(-8 (h + 1) / n_head)): S[i] = e S[i] + k[i] v; out0 = sum of q[i] S[i] */
 #define STRATA_LIGHTNING_I_STATE 0 /* n_head * head * head floats */
 #define STRATA_LIGHTNING_I_N_HEAD 1
 #define STRATA_LIGHTNING_I_HEAD 2
@@ -518,6 +512,7 @@ int32_t strata_engine_kv_copy(strata_engine* engine, int32_t from, int32_t to);
 int32_t strata_engine_state_copy(strata_engine* engine, int32_t from, int32_t to);
 
 /* cffi: end */
+/* clang-format on */
 
 #ifdef __cplusplus
 }
