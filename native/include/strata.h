@@ -29,7 +29,7 @@
 extern "C" {
 #endif
 
-/* clang-format off: comments stand beside what they explain, one define a line */
+/* clang-format off */
 /* cffi: begin (plain C declarations only; tools/gen_ffi.py reads this region) */
 
 #define STRATA_ABI_VERSION 1
