@@ -12,6 +12,7 @@ import msgspec
 
 from strata.arch.bind_attention import AttentionBinder, bind_norm
 from strata.arch.bind_ffn import FfnBinder
+from strata.arch.bind_inputs import LayerInputBinder
 from strata.arch.bind_keys import Keys
 from strata.arch.bind_mixer import MixerBinder
 from strata.arch.bind_tensors import Claims
@@ -45,6 +46,7 @@ class Binders(NamedTuple):
     attention: AttentionBinder
     mixer: MixerBinder | None
     ffn: FfnBinder
+    inputs: LayerInputBinder | None
 
 
 def bind(arch: Arch, file: ModelFile) -> BoundArch:
@@ -70,8 +72,12 @@ def inspect_binding(arch: Arch, file: ModelFile) -> Binding:
     ffn = FfnBinder(keys, claims, arch)
     attention = AttentionBinder(keys, claims, arch.attention, arch.norm, ffn.dense)
     mixer = None if arch.recurrent is None else MixerBinder(keys, claims, arch.recurrent, arch.norm)
-    layers = tuple(_layer(arch, Binders(keys, claims, attention, mixer, ffn), i) for i in range(keys.dims["n_layer"]))
-    bound = _whole(arch, keys, claims, layers, file)
+    inputs = None if arch.layer_inputs is None else LayerInputBinder(keys, claims, arch.layer_inputs, arch.norm)
+    layers = tuple(
+        _layer(arch, Binders(keys, claims, attention, mixer, ffn, inputs), i) for i in range(keys.dims["n_layer"])
+    )
+    token_inputs = None if inputs is None else inputs.token_inputs()
+    bound = msgspec.structs.replace(_whole(arch, keys, claims, layers, file), token_inputs=token_inputs)
     return Binding(
         bound=bound,
         used=tuple(sorted(claims.used)),
@@ -124,7 +130,7 @@ def _read_heads(keys: Keys, arch: Arch) -> None:
 
 
 def _layer(arch: Arch, binders: Binders, index: int) -> BoundLayer:
-    keys, claims, attention, mixer, ffn = binders
+    keys, claims, attention, mixer, ffn, inputs = binders
     block, lead = arch.block, f"blk.{index}."
 
     def norm(stems: str | tuple[str, ...] | None) -> BoundNorm | None:
@@ -134,15 +140,20 @@ def _layer(arch: Arch, binders: Binders, index: int) -> BoundLayer:
         found = next((stem for stem in names if claims.has(f"{lead}{stem}.weight")), names[0])
         return bind_norm(keys, claims, arch.norm, lead + found, keys.dims["n_embd"])
 
+    has_ffn = block.residual != "single" or ffn.has_layer(index)
+    mixed = None
+    if block.residual != "single" or not has_ffn:
+        mixed = mixer.layer(index) if mixer is not None and mixer.has_layer(index) else attention.layer(index)
     return BoundLayer(
         index=index,
         attention_norm=bind_norm(keys, claims, arch.norm, lead + block.attention_norm, keys.dims["n_embd"]),
-        attention=mixer.layer(index) if mixer is not None and mixer.has_layer(index) else attention.layer(index),
-        ffn=ffn.layer(index),
+        attention=mixed,
+        ffn=ffn.layer(index) if has_ffn else None,
         ffn_norm=norm(block.ffn_norm),
         post_attention_norm=norm(block.post_attention_norm),
         post_ffn_norm=norm(block.post_ffn_norm),
         beside=ffn.beside(index),
+        token_input=None if inputs is None else inputs.layer(index),
         output_scale=claims.optional_vector(f"{lead}layer_output_scale.weight", 1) if block.output_scale else None,
     )
 

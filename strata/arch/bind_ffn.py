@@ -17,6 +17,7 @@ from strata.arch.bound import (
     BoundChunks,
     BoundExperts,
     BoundFfn,
+    BoundLinear,
     BoundMoe,
     BoundNorm,
     BoundRouter,
@@ -41,7 +42,8 @@ class FfnBinder:
         self._keys, self._claims, self._arch = keys, claims, arch
         n_layer, moe = keys.dims["n_layer"], arch.moe
         n_expert = keys.integer(Key("expert_count", 0), maximum=MAX_EXPERTS)
-        n_used = keys.integer(Key("expert_used_count", 0), maximum=MAX_EXPERTS)
+        self._n_used = self._used_counts()
+        n_used = max(self._n_used)
         self.dense = [True] * keys.dims["n_block"]
         if moe is not None and not (moe.optional and n_expert == 0):
             self.dense = self._dense_layers(moe)
@@ -56,6 +58,17 @@ class FfnBinder:
         if any(dense) and arch.ffn is None:
             raise keys.error("leading_dense_block_count", sum(dense), "0: the declaration has no dense FFN")
         keys.dims["n_expert"], keys.dims["n_expert_used"] = n_expert, n_used
+
+    def _used_counts(self) -> list[int]:
+        """expert_used_count of each block."""
+        keys, moe, key = self._keys, self._arch.moe, Key("expert_used_count", 0)
+        if moe is not None and moe.by_layer:
+            return keys.per_layer_int(key, maximum=MAX_EXPERTS)
+        return [keys.integer(key, maximum=MAX_EXPERTS)] * keys.dims["n_block"]
+
+    def has_layer(self, index: int) -> bool:
+        """Whether a block of a model with one part a layer is an FFN."""
+        return self._keys.per_layer_int(Key("feed_forward_length"))[index] > 0
 
     def _dense_layers(self, moe: Moe) -> list[bool]:
         keys, n_block = self._keys, self._keys.dims["n_block"]
@@ -110,6 +123,8 @@ class FfnBinder:
     def _dense(self, spec: FeedForward, index: int, width: int) -> BoundFfn:
         n_embd, lead = self._keys.dims["n_embd"], f"blk.{index}."
         shapes = {"gate": (n_embd, width), "up": (n_embd, width), "down": (width, n_embd)}
+        if spec.act == "relu-sqr":
+            del shapes["gate"]
         made = {x: self._claims.linear(f"{lead}ffn_{x}", *shape, spec.bias) for x, shape in shapes.items()}
         for x, linear in made.items():
             if linear.scale is not None and linear.bias is not None:
@@ -118,21 +133,44 @@ class FfnBinder:
                     f"{self._keys.file_name}: {lead}ffn_{x} has both a bias and a scale; accepted: one of them"
                 )
         act, limit = self._act(spec.act, spec.clamp, index)
-        return BoundFfn(act=act, width=width, gate=made["gate"], up=made["up"], down=made["down"], limit=limit)
+        return BoundFfn(act=act, width=width, gate=made.get("gate"), up=made["up"], down=made["down"], limit=limit)
 
     def _moe(self, spec: Moe, index: int) -> BoundMoe:
         keys, n_embd = self._keys, self._keys.dims["n_embd"]
-        width = keys.integer(spec.experts.width, minimum=1)
+        width, n_used = self._expert_width(spec, index), self._n_used[index]
+        if not 1 <= n_used <= keys.dims["n_expert"]:
+            raise keys.error("expert_used_count", n_used, f"1 to expert_count in layer {index}, which has experts")
+        latent = (keys.integer(spec.latent) if spec.latent is not None else 0) or n_embd
         shared = None if spec.shared is None else self._shared(spec.shared, index, width)
         gated = shared is not None and spec.shared is not None and spec.shared.gate
         return BoundMoe(
-            router=self._router(spec.router, f"blk.{index}."),
-            experts=self._experts(spec.experts, index, width),
+            router=self._router(spec.router, f"blk.{index}.", n_used),
+            experts=self._experts(spec.experts, index, width, latent),
             shared=shared,
             shared_gate=self._claims.linear(f"blk.{index}.ffn_gate_inp_shexp", n_embd, 1) if gated else None,
             sum_scale=spec.shared.sum_scale if shared is not None and spec.shared is not None else 1.0,
             chunks=None if spec.chunks is None else self._chunks(spec.chunks, index),
+            latent_down=self._latent(spec, f"blk.{index}.ffn_latent_down", (n_embd, latent)),
+            latent_up=self._latent(spec, f"blk.{index}.ffn_latent_up", (latent, n_embd)),
         )
+
+    def _latent(self, spec: Moe, stem: str, shape: tuple[int, int]) -> BoundLinear | None:
+        """A projection into or out of the experts' space; files without one have experts of the model's width."""
+        if spec.latent is None or (shape[0] == shape[1] and not self._claims.has(f"{stem}.weight")):
+            return None
+        return BoundLinear(weight=self._claims.matrix(f"{stem}.weight", *shape))
+
+    def _expert_width(self, spec: Moe, index: int) -> int:
+        keys, key = self._keys, spec.experts.width
+        if not spec.by_layer:
+            return keys.integer(key, minimum=1)
+        if keys.has(key.name):
+            width = keys.per_layer_int(key)[index]
+        else:
+            width = keys.per_layer_int(Key("feed_forward_length"))[index] // max(self._n_used[index], 1)
+        if width < 1:
+            raise keys.error(key.name, width, f"at least 1 in layer {index}, which has experts")
+        return width
 
     def _chunks(self, spec: Chunks, index: int) -> BoundChunks:
         keys, n_expert = self._keys, self._keys.dims["n_expert"]
@@ -167,7 +205,10 @@ class FfnBinder:
         stems = {x: f"blk.{index}.ffn_{x}{tail}" for x in PARTS}
         if width == 0 or (spec.names == "dense" and not claims.has(f"{stems['up']}.weight")):
             return None
-        if spec.fused:
+        gate = None
+        if spec.act == "relu-sqr":
+            up = claims.linear(stems["up"], n_embd, width)
+        elif spec.fused:
             gate, up = claims.split(stems["up"], n_embd, (width, width))
         else:
             gate, up = claims.linear(stems["gate"], n_embd, width), claims.linear(stems["up"], n_embd, width)
@@ -175,9 +216,9 @@ class FfnBinder:
         down = claims.linear(stems["down"], width, n_embd)
         return BoundFfn(act=act, width=width, gate=gate, up=up, down=down, limit=limit)
 
-    def _router(self, spec: Router, lead: str) -> BoundRouter:
+    def _router(self, spec: Router, lead: str, n_used: int) -> BoundRouter:
         keys, claims = self._keys, self._claims
-        n_expert, n_used, n_embd = keys.dims["n_expert"], keys.dims["n_expert_used"], keys.dims["n_embd"]
+        n_expert, n_embd = keys.dims["n_expert"], keys.dims["n_embd"]
         n_group, n_group_used = self._groups(n_expert, n_used)
         scores = keys.choice(spec.scores, GATING_FUNCS) if isinstance(spec.scores, Key) else spec.scores
         scale = keys.real(spec.scale) if isinstance(spec.scale, Key) else spec.scale
@@ -216,15 +257,11 @@ class FfnBinder:
             raise keys.error("expert_used_count", n_used, f"up to {most}, the experts of {n_group_used} groups")
         return n_group, n_group_used
 
-    def _experts(self, spec: Experts, index: int, width: int) -> BoundExperts:
-        lead, claims, n_embd, n_expert = (
-            f"blk.{index}.",
-            self._claims,
-            self._keys.dims["n_embd"],
-            self._keys.dims["n_expert"],
-        )
-        weights = self._expert_weights(spec, lead, width)
-        lengths = {"gate": width, "up": width, "down": n_embd}
+    def _experts(self, spec: Experts, index: int, width: int, n_outer: int) -> BoundExperts:
+        """n_outer: width of the experts' inputs and outputs."""
+        lead, claims, n_expert = f"blk.{index}.", self._claims, self._keys.dims["n_expert"]
+        weights = self._expert_weights(spec, lead, width, n_outer)
+        lengths = {"gate": width, "up": width, "down": n_outer}
         biases: dict[str, BoundTensor | None] = {}
         scales: dict[str, BoundTensor | None] = {}
         for x in PARTS:
@@ -256,10 +293,10 @@ class FfnBinder:
             weight_on_input=spec.weight_on_input,
         )
 
-    def _expert_weights(self, spec: Experts, lead: str, width: int) -> dict[str, BoundTensor | None]:
+    def _expert_weights(self, spec: Experts, lead: str, width: int, n_outer: int) -> dict[str, BoundTensor | None]:
         """The three stacks, in whichever spelling the file has."""
-        claims, n_embd, n_expert = self._claims, self._keys.dims["n_embd"], self._keys.dims["n_expert"]
-        shapes = {"gate": (n_embd, width), "up": (n_embd, width), "down": (width, n_embd)}
+        claims, n_expert = self._claims, self._keys.dims["n_expert"]
+        shapes = {"gate": (n_outer, width), "up": (n_outer, width), "down": (width, n_outer)}
         if spec.per_expert_tensors and claims.has(f"{lead}ffn_down.0.weight"):
             return {
                 x: claims.expert_parts([f"{lead}ffn_{x}.{e}.weight" for e in range(n_expert)], *shape)
@@ -268,14 +305,14 @@ class FfnBinder:
         found: dict[str, BoundTensor | None] = {}
         fused = f"{lead}ffn_gate_up_exps.weight"
         if spec.fused_gate_up and claims.has(fused):
-            found["gate"] = claims.expert_rows(fused, n_embd, range(width), 2 * width, n_expert)
-            found["up"] = claims.expert_rows(fused, n_embd, range(width, 2 * width), 2 * width, n_expert)
+            found["gate"] = claims.expert_rows(fused, n_outer, range(width), 2 * width, n_expert)
+            found["up"] = claims.expert_rows(fused, n_outer, range(width, 2 * width), 2 * width, n_expert)
         for x, shape in shapes.items():
             name = f"{lead}ffn_{x}_exps.weight"
             if x in found:
                 continue
             ungated = spec.gate == "if-present" and spec.act in UNGATED_ACTS
-            if x == "gate" and ungated and not claims.has(name):
+            if x == "gate" and (spec.act == "relu-sqr" or (ungated and not claims.has(name))):
                 found[x] = None
             else:
                 found[x] = claims.expert_matrix(name, *shape, n_expert)

@@ -174,6 +174,8 @@ class Keys:
             return by_shape
         if isinstance(key.default, Dim):
             return self._dim(key, key.default)
+        if isinstance(key.default, Key):
+            return self._value(key.default, kinds)
         if isinstance(key.default, Power):
             return key.default.factor * self.dims[key.default.name] ** key.default.exponent
         if key.default is None:

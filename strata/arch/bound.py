@@ -26,6 +26,7 @@ __all__ = [
     "BoundGate",
     "BoundGqa",
     "BoundLayer",
+    "BoundLayerInput",
     "BoundLinear",
     "BoundMixer",
     "BoundMla",
@@ -35,6 +36,7 @@ __all__ = [
     "BoundRouter",
     "BoundTemperature",
     "BoundTensor",
+    "BoundTokenInputs",
     "ModelFile",
     "Part",
     "TensorEntry",
@@ -115,8 +117,9 @@ class BoundTemperature(Bound, frozen=True, kw_only=True):
 class BoundGqa(Bound, frozen=True, kw_only=True, tag="gqa"):
     """Grouped-query attention; window 0, clamp 0, softcap 0: none. rope None: no rotation. output_scale 1: none.
 
-    query_gate: q gives [query | gate] of each head. chunked: the window is a chunk.
-    A QK norm without a gain is x / rms(x).
+    k None: keys and values are those of layer `cache_of`. v None where k is not: values are the keys before norm and
+    rotation. v_norm: of each head's values. query_gate: q gives [query | gate] of each head. chunked: the window is a
+    chunk. A QK norm without a gain is x / rms(x).
     """
 
     n_head: int
@@ -125,8 +128,8 @@ class BoundGqa(Bound, frozen=True, kw_only=True, tag="gqa"):
     head_v: int
     scale: float
     q: BoundLinear
-    k: BoundLinear
-    v: BoundLinear
+    k: BoundLinear | None
+    v: BoundLinear | None
     output: BoundLinear
     rope: BoundRope | None
     qk_norm_over: Literal["head", "row"]
@@ -143,6 +146,8 @@ class BoundGqa(Bound, frozen=True, kw_only=True, tag="gqa"):
     gate: BoundGate | None = None
     query_gate: bool = False
     output_scale: float = 1.0
+    v_norm: BoundNorm | None = None
+    cache_of: int = -1
 
 
 class BoundMla(Bound, frozen=True, kw_only=True, tag="mla"):
@@ -173,11 +178,11 @@ class BoundMla(Bound, frozen=True, kw_only=True, tag="mla"):
 
 
 class BoundFfn(Bound, frozen=True, kw_only=True, tag="dense"):
-    """down(act(gate x, up x)). limit: the bound of the clamped activations."""
+    """down(act(gate x, up x)). gate None: down(act(up x)). limit: the bound of the clamped activations."""
 
     act: BoundAct
     width: int
-    gate: BoundLinear
+    gate: BoundLinear | None
     up: BoundLinear
     down: BoundLinear
     limit: float = 0.0
@@ -234,7 +239,7 @@ class BoundChunks(Bound, frozen=True, kw_only=True):
 class BoundMoe(Bound, frozen=True, kw_only=True, tag="moe"):
     """Router, routed experts, and perhaps a shared expert, whose result sigmoid(shared_gate x) multiplies if given.
 
-    sum_scale: factor on routed plus shared.
+    sum_scale: factor on routed plus shared. latent_down goes before the experts, latent_up behind their sum.
     """
 
     router: BoundRouter
@@ -243,6 +248,8 @@ class BoundMoe(Bound, frozen=True, kw_only=True, tag="moe"):
     shared_gate: BoundLinear | None = None
     sum_scale: float = 1.0
     chunks: BoundChunks | None = None
+    latent_down: BoundLinear | None = None
+    latent_up: BoundLinear | None = None
 
 
 class BoundBeside(Bound, frozen=True, kw_only=True):
@@ -255,8 +262,25 @@ class BoundBeside(Bound, frozen=True, kw_only=True):
     post_experts_norm: BoundNorm | None = None
 
 
+class BoundTokenInputs(Bound, frozen=True, kw_only=True):
+    """What makes a vector for each layer from the token: `width` floats each, in order of the layers."""
+
+    width: int
+    embedding: BoundTensor
+    projection: BoundLinear
+    norm: BoundNorm
+
+
+class BoundLayerInput(Bound, frozen=True, kw_only=True):
+    """norm(output (gelu(gate y) * p)) is added to the layer's result y, p the layer's vector."""
+
+    gate: BoundLinear
+    output: BoundLinear
+    norm: BoundNorm
+
+
 class BoundLayer(Bound, frozen=True, kw_only=True):
-    """One block; a recurrent layer has its mixer as `attention`.
+    """One block; a recurrent layer has its mixer as `attention`. One of attention and ffn may be None.
 
     ffn_norm None: the FFN reads the attention's normed input (parallel residual). beside: experts next to the dense
     `ffn`. output_scale: one number that multiplies the layer's result.
@@ -264,12 +288,13 @@ class BoundLayer(Bound, frozen=True, kw_only=True):
 
     index: int
     attention_norm: BoundNorm
-    attention: BoundGqa | BoundMla | BoundMixer
-    ffn: BoundFfn | BoundMoe
+    attention: BoundGqa | BoundMla | BoundMixer | None
+    ffn: BoundFfn | BoundMoe | None
     ffn_norm: BoundNorm | None = None
     post_attention_norm: BoundNorm | None = None
     post_ffn_norm: BoundNorm | None = None
     beside: BoundBeside | None = None
+    token_input: BoundLayerInput | None = None
     output_scale: BoundTensor | None = None
 
 
@@ -299,5 +324,6 @@ class BoundArch(Bound, frozen=True, kw_only=True):
     softcap: float = 0.0
     parallel_residual: bool = False
     normed_residual: bool = False
+    token_inputs: BoundTokenInputs | None = None
     ignored: dict[str, str] = msgspec.field(default_factory=dict)
     unread_keys: tuple[str, ...] = ()

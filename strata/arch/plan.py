@@ -11,6 +11,7 @@ from strata.arch.bound import BoundArch, BoundGqa, BoundLayer, BoundMla, BoundMo
 from strata.arch.plan_attention import emit_attention
 from strata.arch.plan_builder import PlanBuilder
 from strata.arch.plan_ffn import emit_dense, emit_logits, emit_moe
+from strata.arch.plan_inputs import emit_layer_input, emit_token_inputs
 from strata.arch.plan_linear import emit_norm
 from strata.arch.plan_memory import Value
 from strata.arch.plan_mixer import emit_mixer
@@ -30,12 +31,15 @@ def plan(bound: BoundArch, *, n_batch: int, n_outputs_max: int, n_ctx: int | Non
     builder = PlanBuilder(bound.n_ctx_train if n_ctx is None else n_ctx)
     x = builder.value(bound.n_embd)
     builder.op("embed", [], [x], [bound.embedding], scale=bound.embedding_scale)
+    inputs = None if bound.token_inputs is None else emit_token_inputs(builder, x, bound.token_inputs)
     for layer in bound.layers:
         builder.layer = layer.index
-        if bound.normed_residual:
+        if layer.attention is None or layer.ffn is None:
+            _emit_single_layer(builder, x, layer)
+        elif bound.normed_residual:
             _emit_normed_layer(builder, x, layer, bound.residual_scale)
         else:
-            _emit_layer(builder, x, layer, bound.residual_scale)
+            _emit_layer(builder, x, layer, bound.residual_scale, inputs)
     builder.layer = -1
     wanted = builder.value(bound.n_embd, Rows.OUTPUTS)
     builder.op("gather", [x], [wanted], width=bound.n_embd)
@@ -48,7 +52,7 @@ def plan(bound: BoundArch, *, n_batch: int, n_outputs_max: int, n_ctx: int | Non
     return builder.finish(bound, n_batch, n_outputs_max)
 
 
-def _emit_layer(builder: PlanBuilder, x: Value, layer: BoundLayer, residual_scale: float) -> None:
+def _emit_layer(builder: PlanBuilder, x: Value, layer: BoundLayer, residual_scale: float, inputs: Value | None) -> None:
     """One block; x, the residual stream, is updated in place."""
     early = _before_attention(builder, x, layer)
     normed = emit_norm(builder, x, layer.attention_norm)
@@ -62,12 +66,23 @@ def _emit_layer(builder: PlanBuilder, x: Value, layer: BoundLayer, residual_scal
     if layer.post_ffn_norm is not None:
         emit_norm(builder, f, layer.post_ffn_norm, out=f)
     _add(builder, x, f, residual_scale)
+    if inputs is not None and layer.token_input is not None:
+        emit_layer_input(builder, x, inputs, layer.token_input, layer.index)
     if layer.output_scale is not None:
         builder.op("scale", [x], [x], [layer.output_scale], width=x.width)
 
 
+def _emit_single_layer(builder: PlanBuilder, x: Value, layer: BoundLayer) -> None:
+    """One block of one part: a mixer, attention or an FFN."""
+    normed = emit_norm(builder, x, layer.attention_norm)
+    is_ffn = layer.attention is None
+    part = _emit_ffn(builder, x, normed, layer, _Early()) if is_ffn else _emit_mixing(builder, normed, layer)
+    _add(builder, x, part, 1.0)
+
+
 def _emit_mixing(builder: PlanBuilder, normed: Value, layer: BoundLayer) -> Value:
     mixer = layer.attention
+    assert mixer is not None
     if isinstance(mixer, BoundGqa | BoundMla):
         return emit_attention(builder, normed, mixer)
     return emit_mixer(builder, normed, mixer)
@@ -105,6 +120,7 @@ def _emit_ffn(builder: PlanBuilder, x: Value, normed: Value, layer: BoundLayer, 
     if isinstance(layer.ffn, BoundMoe):
         logits = emit_logits(builder, x, layer.ffn.router) if layer.ffn.router.input == "residual" else early.logits
         return emit_moe(builder, normed, layer.ffn, logits)
+    assert layer.ffn is not None
     f = emit_dense(builder, normed, layer.ffn)
     if layer.beside is None:
         return f

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from strata.arch.bound import BoundChunks, BoundExperts, BoundFfn, BoundMoe, BoundRouter
+from strata.arch.bound import BoundChunks, BoundExperts, BoundFfn, BoundLinear, BoundMoe, BoundRouter
 from strata.arch.plan_builder import PlanBuilder
 from strata.arch.plan_linear import emit_linears, emit_norm
 from strata.arch.plan_memory import Value
@@ -20,7 +20,7 @@ GATED = {
     "silu-early": Glu.SILU_CLAMP_EARLY,
     "silu-late": Glu.SILU_CLAMP_LATE,
 }
-UNGATED = {"silu": Glu.UP_SILU, "gelu": Glu.UP_GELU}
+UNGATED = {"silu": Glu.UP_SILU, "gelu": Glu.UP_GELU, "relu-sqr": Glu.UP_RELU_SQR}
 SCORES = {
     "softmax": Scores.SOFTMAX,
     "sigmoid": Scores.SIGMOID,
@@ -37,9 +37,11 @@ def _glu_limits(act: str, limit: float) -> tuple[float, float]:
 
 def emit_dense(plan: PlanBuilder, x: Value, ffn: BoundFfn) -> Value:
     """A dense FFN of the normed input x; its result has the model's width."""
-    gate, up = emit_linears(plan, x, [ffn.gate, ffn.up])
+    gates = [] if ffn.gate is None else [ffn.gate]
+    *gate, up = emit_linears(plan, x, [*gates, ffn.up])
     p0, p1 = _glu_limits(ffn.act, ffn.limit)
-    plan.op("glu", [gate, up], [up], kind=int(GATED[ffn.act]), width=up.width, p0=p0, p1=p1)
+    kind = int((GATED if gates else UNGATED)[ffn.act])
+    plan.op("glu", [*(gate or [None]), up], [up], kind=kind, width=up.width, p0=p0, p1=p1)
     return emit_linears(plan, up, [ffn.down])[0]
 
 
@@ -59,18 +61,29 @@ def emit_moe(plan: PlanBuilder, x: Value, moe: BoundMoe, logits: Value | None) -
     selection = _selection(plan, logits, router)
     shared = emit_dense(plan, x, moe.shared) if moe.shared is not None else None
     gate = emit_linears(plan, x, [moe.shared_gate])[0] if moe.shared_gate is not None else None
-    out = _experts(plan, x, selection, experts, router.n_expert, router.n_used)
+    inner = x if moe.latent_down is None else emit_linears(plan, x, [moe.latent_down])[0]
+    out = _experts(plan, inner, selection, experts, router.n_expert, router.n_used)
+    beside = [] if moe.latent_up is not None else [shared, gate]
     plan.op(
         "combine",
-        [out.rows, selection, shared, gate],
+        [out.rows, selection, *beside],
         [out.sum],
         n_used=router.n_used,
         width=out.sum.width,
         unit_weights=int(experts.weight_on_input),
     )
+    if moe.latent_up is not None:
+        return _out_of_latent(plan, out.sum, moe.latent_up, shared)
     if moe.sum_scale != 1.0:
         plan.op("add", [out.sum], [out.sum], width=out.sum.width, a=moe.sum_scale)
     return out.sum if moe.chunks is None else _chunks(plan, out.sum, logits, router, moe.chunks)
+
+
+def _out_of_latent(plan: PlanBuilder, routed: Value, latent_up: BoundLinear, shared: Value | None) -> Value:
+    out = emit_linears(plan, routed, [latent_up])[0]
+    if shared is not None:
+        plan.op("add", [out, shared], [out], width=out.width, a=1.0, b=1.0)
+    return out
 
 
 class _Outputs(NamedTuple):

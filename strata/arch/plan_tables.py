@@ -72,6 +72,7 @@ class Glu(IntEnum):
     SILU_CLAMP_EARLY = 4
     SILU_CLAMP_LATE = 5
     UP_SILU = 7
+    UP_RELU_SQR = 8
     UP_GELU = 9
 
 

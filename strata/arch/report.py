@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from strata.arch.bind import Binding
-from strata.arch.bound import BoundArch, BoundGqa, BoundLayer, BoundMixer, BoundMla, BoundMoe
+from strata.arch.bound import BoundArch, BoundFfn, BoundGqa, BoundLayer, BoundMixer, BoundMla, BoundMoe
 from strata.arch.bound_mixer import BoundGatedDelta, BoundKda, BoundMamba, BoundMamba2, BoundShortConv
 from strata.arch.plan_tables import ModelPlan
 
@@ -78,9 +78,12 @@ def _layer_lines(bound: BoundArch) -> Iterator[str]:
 
 
 def _layer_text(layer: BoundLayer) -> str:
-    mixer = layer.attention
-    text = _attention_text(mixer) if isinstance(mixer, BoundGqa | BoundMla) else _mixer_text(mixer)
-    return f"{text}; {_ffn_text(layer)}"
+    mixer, parts = layer.attention, list[str]()
+    if mixer is not None:
+        parts.append(_attention_text(mixer) if isinstance(mixer, BoundGqa | BoundMla) else _mixer_text(mixer))
+    if layer.ffn is not None:
+        parts.append(_ffn_text(layer.ffn))
+    return "; ".join(parts)
 
 
 def _mixer_text(mixer: BoundMixer) -> str:
@@ -106,8 +109,7 @@ def _attention_text(a: BoundGqa | BoundMla) -> str:
     return f"GQA {a.n_head}/{a.n_head_kv} heads of {a.head_k}{window}{sinks}"
 
 
-def _ffn_text(layer: BoundLayer) -> str:
-    ffn = layer.ffn
+def _ffn_text(ffn: BoundFfn | BoundMoe) -> str:
     if not isinstance(ffn, BoundMoe):
         return f"dense {ffn.act} {ffn.width}"
     router = ffn.router

@@ -38,6 +38,7 @@ __all__ = [
     "Head",
     "Kda",
     "Key",
+    "LayerInputs",
     "Lightning",
     "Mamba",
     "Mamba2",
@@ -70,12 +71,13 @@ class Block(Word, frozen=True, kw_only=True):
     sequential: a = x + post(attention(norm(x))); a + post(ffn(norm(a))).
     normed: n = norm(x), a = attention(n) + c * n; m = ffn_norm(a), then ffn(m) + c * m; c is residual_scale.
     parallel: x + attention(norm(x)) + ffn(norm(x)), with one norm (ffn_norm None).
+    single: x + f(attention_norm(x)), f one of FFN - where the layer's feed_forward_length is not 0 -, mixer, attention.
     Post norms act on a sublayer's result before it is added; of several names the first that the file has is meant.
     residual_scale: factor on each sublayer's result before it is added; 0 means 1.
     output_scale: the layer's result is multiplied by the number layer_output_scale.weight, when present.
     """
 
-    residual: Literal["sequential", "parallel", "normed"] = "sequential"
+    residual: Literal["sequential", "parallel", "normed", "single"] = "sequential"
     attention_norm: str = "attn_norm"
     ffn_norm: str | None = "ffn_norm"
     post_attention_norm: str | None = None
@@ -96,6 +98,17 @@ class Head(Word, frozen=True, kw_only=True):
     scale: Key | None = None
     divisor: Key | None = None
     softcap: Key | None = None
+
+
+class LayerInputs(Word, frozen=True, kw_only=True):
+    """Each layer gets a vector of its own from the token: p, `width` long; width 0: none.
+
+    All of them: (rms(per_layer_model_proj x / sqrt(n_embd)) * per_layer_proj_norm + per_layer_token_embd[token]
+    * sqrt(width)) / sqrt(2), x the scaled embedding, the norm over each vector. A layer adds to its result y:
+    rms(proj (gelu(inp_gate y) * p)) * post_norm.
+    """
+
+    width: Key = Key("embedding_length_per_layer_input")
 
 
 class Arch(Word, frozen=True, kw_only=True):
@@ -119,6 +132,7 @@ class Arch(Word, frozen=True, kw_only=True):
     ffn: FeedForward | None = None
     moe: Moe | None = None
     embedding_scale: Key | Literal["sqrt-n_embd"] | None = None
+    layer_inputs: LayerInputs | None = None
     head: Head = Head()
     scales_applied: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()

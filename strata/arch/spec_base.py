@@ -42,11 +42,11 @@ class Case(Word, frozen=True, kw_only=True):
     n_vocab: tuple[int, ...] = ()
 
 
-class Key(Word, frozen=True):
+class Key(Word, frozen=True, tag="key"):
     """A number, flag or name that the file's metadata holds.
 
     name: without the architecture's prefix.
-    default: taken when the key is missing; None: the key is required.
+    default: taken when the key is missing, perhaps another key's value; None: the key is required.
     unset: stored values that mean "missing" (writers that save every field store zeros).
     cases: defaults for certain shapes; they go before `default`.
     fixed: for these shapes the value is this, whatever the file says.
@@ -54,7 +54,7 @@ class Key(Word, frozen=True):
     """
 
     name: str
-    default: Scalar | Dim | Power | None = None
+    default: Scalar | Dim | Power | Key | None = None
     unset: tuple[Scalar, ...] = ()
     cases: tuple[Case, ...] = ()
     fixed: tuple[Case, ...] = ()

@@ -8,7 +8,7 @@ from strata.arch.spec_base import Key, Presence, Word
 
 __all__ = ["Act", "Beside", "Chunks", "Clamp", "Experts", "FeedForward", "Moe", "Router", "SharedExpert"]
 
-Act = Literal["silu", "gelu", "relu", "swiglu-oai"]
+Act = Literal["silu", "gelu", "relu", "relu-sqr", "swiglu-oai"]
 
 
 class Clamp(Word, frozen=True, kw_only=True):
@@ -22,7 +22,7 @@ class Clamp(Word, frozen=True, kw_only=True):
 
 
 class FeedForward(Word, frozen=True, kw_only=True):
-    """A dense gated FFN: down(act(gate x, up x))."""
+    """A dense gated FFN: down(act(gate x, up x)). relu-sqr has no gate matrix: down(relu(up x)^2)."""
 
     act: Act = "silu"
     clamp: Clamp | None = None
@@ -57,7 +57,8 @@ class Experts(Word, frozen=True, kw_only=True):
     """The routed experts' FFN.
 
     swiglu-oai: g = min(gate, 7), u = clamp(up, -7, 7): g * sigmoid(1.702 g) * (u + 1).
-    gate if-present: without gate matrices h = act(up).  bias: of gate, up and down.
+    gate if-present: without gate matrices h = act(up).  relu-sqr: relu(up)^2, never with gate matrices.
+    bias: of gate, up and down.
     fused_gate_up: ffn_gate_up_exps (gate rows first) is accepted instead of the two; a clamp then has no effect.
     per_expert_tensors: one file tensor per expert and matrix is accepted (ffn_gate.{e}.weight).
     weight_on_input: the router's weight multiplies an expert's input instead of its result.
@@ -128,6 +129,10 @@ class Moe(Word, frozen=True, kw_only=True):
 
     every: a key n: of these layers i only those with (i + 1) % n == 0.
     by_router: a layer has experts iff the file holds its ffn_gate_inp; dense_layers then has no effect.
+    latent: width of the routed experts' inputs and outputs, 0: n_embd: ffn_latent_down goes before them, ffn_latent_up
+        behind their weighted sum, each where the file has it. The router and the shared expert see neither.
+    by_layer: expert_used_count and the experts' width may differ from layer to layer; without a width it is
+        feed_forward_length / expert_used_count.
     optional: a file with expert_count 0 is dense throughout; otherwise such a file is refused.
     """
 
@@ -139,4 +144,6 @@ class Moe(Word, frozen=True, kw_only=True):
     shared: SharedExpert | None = None
     beside: Beside | None = None
     chunks: Chunks | None = None
+    latent: Key | None = None
+    by_layer: bool = False
     optional: bool = False

@@ -57,6 +57,7 @@ class Reference:
         self.bound, self._weights = bound, weights
         self._mixers = Mixers(weights, self._linear)
         self.routing: list[tuple[int, list[int]]] = []
+        self._cache: dict[int, tuple[Array, Array]] = {}
         self._n_ctx = bound.n_ctx_train if n_ctx is None else n_ctx
 
     def logits(self, tokens: Sequence[int]) -> Array:
@@ -65,9 +66,14 @@ class Reference:
         self.routing = []
         positions = np.arange(len(tokens))
         x = self._weights.bound(bound.embedding)[0][list(tokens)] * bound.embedding_scale
+        inputs = self._token_inputs(x, tokens)
         for layer in bound.layers:
             start, h = x, self._norm(x, layer.attention_norm)
-            a = self._mixed(h, layer.attention, positions)
+            if layer.attention is None or layer.ffn is None:
+                mixed = None if layer.attention is None else self._mixed(h, layer.attention, positions, layer.index)
+                x = x + (self._ffn(h, start, x, layer) if mixed is None else mixed)
+                continue
+            a = self._mixed(h, layer.attention, positions, layer.index)
             a = a if layer.post_attention_norm is None else self._norm(a, layer.post_attention_norm)
             if bound.normed_residual:
                 x = self._normed(a, h, layer)
@@ -81,6 +87,7 @@ class Reference:
             f = f if layer.post_ffn_norm is None else self._norm(f, layer.post_ffn_norm)
             f = f * bound.residual_scale
             x = x + a + f if bound.parallel_residual else x + f
+            x = x if layer.token_input is None else x + self._token_input(x, layer, inputs)
             x = x if layer.output_scale is None else x * float(self._weights.bound(layer.output_scale)[0, 0, 0])
         rows = self._linear(self._norm(x, bound.output_norm), bound.head, bound.head_scale)
         return rows if bound.softcap == 0.0 else bound.softcap * np.tanh(rows / bound.softcap)
@@ -92,9 +99,25 @@ class Reference:
         m = self._norm(stream, layer.ffn_norm)
         return self._ffn(m, stream, stream, layer) + self.bound.residual_scale * m
 
-    def _mixed(self, h: Array, mixer: BoundGqa | BoundMla | BoundMixer, positions: np.ndarray) -> Array:
+    def _token_inputs(self, x: Array, tokens: Sequence[int]) -> Array:
+        """The layers' own vectors of the embedded tokens x, [n_tokens, n_layer, width]."""
+        parts = self.bound.token_inputs
+        if parts is None:
+            return np.empty((len(tokens), 0, 0))
+        shape = len(tokens), self.bound.n_layer, parts.width
+        projected = self._linear(x, parts.projection).reshape(shape) / math.sqrt(self.bound.n_embd)
+        own = self._weights.bound(parts.embedding)[0][list(tokens)].reshape(shape) * math.sqrt(parts.width)
+        return (self._norm(projected, parts.norm) + own) / math.sqrt(2.0)
+
+    def _token_input(self, y: Array, layer: BoundLayer, inputs: Array) -> Array:
+        part = layer.token_input
+        assert part is not None
+        hidden = ops.glu("gelu", self._linear(y, part.gate), inputs[:, layer.index])
+        return self._norm(self._linear(hidden, part.output), part.norm)
+
+    def _mixed(self, h: Array, mixer: BoundGqa | BoundMla | BoundMixer, positions: np.ndarray, index: int) -> Array:
         if isinstance(mixer, BoundGqa):
-            return self._gqa(h, mixer, positions)
+            return self._gqa(h, mixer, positions, index)
         return self._mla(h, mixer, positions) if isinstance(mixer, BoundMla) else self._mixers.run(h, mixer)
 
     def _vector(self, tensor: BoundTensor | None) -> Array | None:
@@ -124,9 +147,11 @@ class Reference:
         angles[:, list(rope.still)] = 0.0
         return ops.rotate(x, angles, rope.style, rope.magnitude)
 
-    def _gqa(self, h: Array, a: BoundGqa, positions: np.ndarray) -> Array:
+    def _gqa(self, h: Array, a: BoundGqa, positions: np.ndarray, index: int) -> Array:
         n = len(h)
-        q, k, v = self._linear(h, a.q), self._linear(h, a.k), self._linear(h, a.v)
+        q = self._linear(h, a.q)
+        k = np.zeros((n, a.n_head_kv * a.head_k)) if a.k is None else self._linear(h, a.k)
+        v = k if a.v is None else self._linear(h, a.v)
         query_gate = None
         if a.query_gate:
             q, query_gate = q.reshape(n, a.n_head, 2, a.head_k).transpose(2, 0, 1, 3)
@@ -143,10 +168,12 @@ class Reference:
             q, k = (np.concatenate([self._rotate(x[..., :n_rot], rope, positions), x[..., n_rot:]], -1) for x in (q, k))
         if a.qk_norm_after_rope:
             q, k = self._qk_normed(q, k, a)
+        v = v.reshape(n, a.n_head_kv, a.head_v)
+        v = v if a.v_norm is None else self._norm(v, a.v_norm)
+        self._cache[index] = self._cache[a.cache_of] if a.k is None else (k, v)
         out = ops.attention(
             _warmed(q, a.temperature, positions),
-            k,
-            v.reshape(n, a.n_head_kv, a.head_v),
+            *self._cache[index],
             ops.Score(a.scale, a.softcap),
             ops.hidden_keys(positions, n, ops.Mask(a.window, a.chunked, a.causal)),
             self._vector(a.sinks),
@@ -198,13 +225,16 @@ class Reference:
         return keys, np.einsum("nr,hvr->nhv", latent, self._weights.bound(a.v_b))
 
     def _dense(self, h: Array, ffn: BoundFfn) -> Array:
-        hidden = ops.glu(ffn.act, self._linear(h, ffn.gate), self._linear(h, ffn.up), ffn.limit)
+        hidden = ops.glu(
+            ffn.act, None if ffn.gate is None else self._linear(h, ffn.gate), self._linear(h, ffn.up), ffn.limit
+        )
         return self._linear(hidden, ffn.down)
 
     def _ffn(self, h: Array, start: Array, x: Array, layer: BoundLayer) -> Array:
         """A layer's FFN of its normed input h. start: the layer's input; x: the stream behind the attention."""
         if isinstance(layer.ffn, BoundMoe):
             return self._moe(h, layer.ffn, layer.index, {"ffn": h, "layer": start, "residual": x})
+        assert layer.ffn is not None
         f = self._dense(h, layer.ffn)
         if layer.beside is None:
             return f
@@ -229,6 +259,7 @@ class Reference:
             scale=router.scale,
             by_logits=router.select_logits,
         )
+        outer, h = h, h if moe.latent_down is None else self._linear(h, moe.latent_down)
         out = np.zeros_like(h)
         for t in range(len(h)):
             ids, weights = route(logits[t], rule, self._vector(router.select_bias))
@@ -236,9 +267,10 @@ class Reference:
             for e, w in zip(ids, weights, strict=True):
                 on_input = moe.experts.weight_on_input
                 out[t] += self._expert(h[t] * w, moe.experts, e) if on_input else w * self._expert(h[t], moe.experts, e)
+        out = out if moe.latent_up is None else self._linear(out, moe.latent_up)
         if moe.shared is not None:
-            gate = 1.0 if moe.shared_gate is None else ops.sigmoid(self._linear(h, moe.shared_gate))
-            out = (out + gate * self._dense(h, moe.shared)) * moe.sum_scale
+            gate = 1.0 if moe.shared_gate is None else ops.sigmoid(self._linear(outer, moe.shared_gate))
+            out = (out + gate * self._dense(outer, moe.shared)) * moe.sum_scale
         return out if moe.chunks is None else out + moe.chunks.scale * self._chunked(out, logits, moe.chunks)
 
     def _chunked(self, m: Array, logits: Array, chunks: BoundChunks) -> Array:

@@ -51,6 +51,11 @@ def gelu_tanh(x: Array) -> Array:
     return 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)))
 
 
+def relu_sqr(x: Array) -> Array:
+    """max(x, 0)^2."""
+    return relu(x) ** 2
+
+
 def softmax(x: Array) -> Array:
     """Over the last axis."""
     e = np.exp(x - x.max(-1, keepdims=True))
@@ -174,7 +179,7 @@ def softplus(x: Array) -> Array:
 
 def glu(act: str, gate: Array | None, up: Array, limit: float = 0.0) -> Array:
     """h = act(gate) * up; without a gate act(up). limit: the bound of the clamped kinds."""
-    plain = {"silu": silu, "gelu": gelu_tanh, "relu": relu}
+    plain = {"silu": silu, "gelu": gelu_tanh, "relu": relu, "relu-sqr": relu_sqr}
     if gate is None:
         return plain[act](up)
     if act == "swiglu-oai":

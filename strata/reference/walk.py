@@ -45,6 +45,7 @@ GLUS = {
     Glu.SWIGLU_OAI: "swiglu-oai",
     Glu.UP_SILU: "silu",
     Glu.UP_GELU: "gelu",
+    Glu.UP_RELU_SQR: "relu-sqr",
 }
 
 
@@ -143,10 +144,11 @@ class PlanWalk(StateWalk):
         mask = ops.Mask(i.get("window", 0), i.get("window_kind", 0) == WindowKind.CHUNKED, i.get("causal", 0) == 1)
         assert i.get("window_kind", 0) in (WindowKind.STANDARD, WindowKind.CHUNKED)
         n = len(self._tokens)
-        k = self._read(op, 1).reshape(n, cache.n_head_kv, cache.head_k)
-        v = k[..., : cache.head_v] if cache.v_in_k else self._read(op, 2).reshape(n, cache.n_head_kv, cache.head_v)
-        self._keys[index].append(k)
-        self._values[index].append(v)
+        if len(op.ins) > 1:
+            k = self._read(op, 1).reshape(n, cache.n_head_kv, cache.head_k)
+            v = k[..., : cache.head_v] if cache.v_in_k else self._read(op, 2).reshape(n, cache.n_head_kv, cache.head_v)
+            self._keys[index].append(k)
+            self._values[index].append(v)
         out = ops.attention(
             self._read(op, 0).reshape(n, i["n_head"], cache.head_k),
             np.concatenate(self._keys[index]),

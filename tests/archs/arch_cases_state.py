@@ -277,6 +277,57 @@ def _minimax_01(output: bool = False, **keys: Any) -> Case:
     }
 
 
+NEMOTRON_SCALES = (
+    (0, "ssm_in", 1),
+    (1, "ffn_up_exps", N_EXPERT),
+    (1, "ffn_down_shexp", 1),
+    (2, "attn_output", 1),
+    (4, "ssm_out", 1),
+)
+
+
+def _nemotron(arch: str, *, latent: int = 0, dense: bool = False, bias: bool = False, **keys: Any) -> Case:
+    """Mamba 2, FFN, attention, FFN, Mamba 2."""
+    inner, n_head = 96, 6
+    widths, used = [0, N_FF_EXP, 0, 40, 0], [0, 2, 0, 3, 0]
+    ffns: list[Tensors] = []
+    for width in (N_FF_EXP, 40):
+        outer = latent or N_EMBD
+        if dense:
+            ffn: Tensors = {"ffn_up.weight": [N_EMBD, width], "ffn_down.weight": [width, N_EMBD]}
+            ffns.append(ffn | ({"ffn_up.bias": [width], "ffn_down.bias": [N_EMBD]} if bias else {}))
+            continue
+        moe: Tensors = {"ffn_gate_inp.weight": [N_EMBD, N_EXPERT], "exp_probs_b.bias": [N_EXPERT]}
+        moe |= {"ffn_up_exps.weight": [outer, width, N_EXPERT], "ffn_down_exps.weight": [width, outer, N_EXPERT]}
+        moe |= {"ffn_up_shexp.weight": [N_EMBD, 48], "ffn_down_shexp.weight": [48, N_EMBD]}
+        if latent:
+            moe |= {"ffn_latent_down.weight": [N_EMBD, latent], "ffn_latent_up.weight": [latent, N_EMBD]}
+        ffns.append(moe)
+    q, kv = 3 * HEAD, HEAD
+    attention: Tensors = {f"attn_{x}.weight": [N_EMBD, n] for x, n in (("q", q), ("k", kv), ("v", kv))}
+    attention |= {"attn_output.weight": [q, N_EMBD]} | ({"attn_output.bias": [N_EMBD]} if bias else {})
+    mamba = _mamba2(inner, n_head, 3)
+    numbers = {
+        "block_count": 5,
+        "feed_forward_length": widths,
+        "attention.head_count": 3,
+        "attention.head_count_kv": [0, 0, 1, 0, 0],
+        "attention.layer_norm_epsilon": 1e-5,
+    }
+    if not dense:
+        numbers |= {"expert_count": N_EXPERT, "expert_used_count": used, "expert_feed_forward_length": widths}
+        numbers |= {"expert_shared_feed_forward_length": 48, "expert_weights_norm": True, "expert_weights_scale": 2.5}
+        numbers |= {"moe_latent_size": latent} if latent else {}
+    base = {key: value for key, value in BASE_KEYS.items() if not (dense and "rms" in key)}
+    return {
+        "arch": arch,
+        "keys": base | numbers | _ssm_keys(inner, n_head, 3) | keys,
+        "tensors": _ends(dense)
+        | _layers(5, {"attn_norm.weight": [N_EMBD]})
+        | _by_layer([mamba, ffns[0], attention, ffns[1], mamba]),
+    }
+
+
 STATE_CASES: dict[str, Case] = {
     "lfm2moe": _lfm2moe(),
     "lfm2moe-output": _lfm2moe(taps=4, output=True, fused=True, expert_gating_func=1),
@@ -298,6 +349,12 @@ STATE_CASES: dict[str, Case] = {
     "kimi-linear-fused": _kimi_linear(fused=True),
     "minimax-01": _minimax_01(full_attention_interval=2),
     "minimax-01-output": _minimax_01(output=True, residual_scale=1.5, **{"attention.recurrent_layers": [1, 0, 1, 0]}),
+    "nemotron_h_moe": _nemotron("nemotron_h_moe"),
+    "nemotron_h_moe-latent": _plus(
+        _nemotron("nemotron_h_moe", latent=40, bias=True),
+        {f"blk.{i}.{stem}.scale": [n] for i, stem, n in NEMOTRON_SCALES},
+    ),
+    "nemotron_h": _nemotron("nemotron_h", dense=True, bias=True),
     "jamba": _jamba(),
     "jamba-output": _jamba(output=True),
 }

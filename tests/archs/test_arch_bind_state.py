@@ -10,7 +10,7 @@ from arch_cases_state import STATE_CASES
 from arch_fake_file import changed, fake_file
 
 from strata.arch.bind import bind, inspect_binding
-from strata.arch.bound import BoundArch, BoundGqa, BoundMla
+from strata.arch.bound import BoundArch, BoundGqa, BoundMla, BoundMoe
 from strata.arch.plan import plan
 from strata.arch.registry import Registry
 from strata.arch.report import binding_report, plan_summary
@@ -18,6 +18,7 @@ from strata.errors import BindError
 
 LFM, NEXT, QWEN = STATE_CASES["lfm2moe"], STATE_CASES["qwen3next"], STATE_CASES["qwen35moe"]
 GRANITE, JAMBA = STATE_CASES["granitehybrid"], STATE_CASES["jamba"]
+NEMOTRON, LATENT = STATE_CASES["nemotron_h_moe"], STATE_CASES["nemotron_h_moe-latent"]
 KIMI, MINIMAX = STATE_CASES["kimi-linear"], STATE_CASES["minimax-01"]
 
 
@@ -83,6 +84,10 @@ BAD_KEYS: list[tuple[Case, str, Any, str]] = [
     (JAMBA, "ssm.conv_kernel", 1, "conv_kernel is 1; accepted: 2 to 64"),
     (KIMI, "kda.head_dim", None, "head_dim is missing"),
     (MINIMAX, "residual_scale", None, "residual_scale is missing"),
+    (NEMOTRON, "expert_used_count", [0, 2, 0, 0, 0], "expert_used_count is 0; accepted: 1 to expert_count in layer 3"),
+    (NEMOTRON, "expert_feed_forward_length", [0, 0, 0, 40, 0], "expert_feed_forward_length is 0; accepted: at least 1"),
+    (NEMOTRON, "attention.layer_norm_rms_epsilon", float("nan"), "accepted: a finite number"),
+    (NEMOTRON, "expert_shared_feed_forward_length", None, "expert_shared_feed_forward_length is missing"),
     (LFM, "attention.head_count", 0, r"head_count is \[0, 0, 0, 0\]; accepted: 1"),
 ]
 
@@ -106,6 +111,9 @@ BAD_TENSORS: list[tuple[Case, dict[str, Any], str]] = [
     (KIMI, {"drop": "blk.2.ssm_conv1d_k.weight"}, r"blk.2.ssm_conv1d_k.weight \[4, 1, 60\] is missing"),
     (KIMI, {"drop": "blk.1.ffn_up_shexp.weight"}, "blk.1.ffn_up_shexp.weight"),
     (MINIMAX, {"drop": "blk.0.attn_norm_2.weight"}, "attn_norm_2.weight"),
+    (NEMOTRON, {"add": {"blk.1.ffn_gate_exps.weight": [N_EMBD, 32, 8]}}, "blk.1.ffn_gate_exps.weight"),
+    (LATENT, {"drop": "blk.3.ffn_latent_up.weight"}, r"blk.3.ffn_latent_up.weight \[40, 64\] is missing"),
+    (LATENT, {"drop": "blk.1.ffn_up_shexp.weight"}, "blk.1.ffn_up_shexp.weight"),
     (LFM, {"drop": "token_embd_norm.weight"}, "token_embd_norm.weight"),
 ]
 
@@ -128,6 +136,29 @@ def test_bad_tensor(registry: Registry, case: Case, change: dict[str, Any], mess
 )
 def test_every_mixer_has_a_line(registry: Registry, name: str, line: str) -> None:
     assert line in binding_report(inspect_binding(registry.lookup(name), fake_file(STATE_CASES[name])))
+
+
+def test_a_layer_of_one_part_is_a_mixer_attention_or_experts(registry: Registry) -> None:
+    bound = bound_of(registry, NEMOTRON)
+    parts = [(layer.attention is None, layer.ffn is None) for layer in bound.layers]
+    assert parts == [(False, True), (True, False), (False, True), (True, False), (False, True)]
+    experts = [layer.ffn for layer in bound.layers if isinstance(layer.ffn, BoundMoe)]
+    assert [(moe.router.n_used, moe.experts.width) for moe in experts] == [(2, 32), (3, 40)]
+    text = binding_report(inspect_binding(registry.lookup("nemotron_h_moe"), fake_file(NEMOTRON)))
+    assert "2: GQA 3/1 heads of 32\n" in text
+    assert "3: 3 of 8 experts relu-sqr 40 by sigmoid, shared 48\n" in text
+
+
+def test_expert_widths_have_a_default_by_layer(registry: Registry) -> None:
+    keys = {"expert_feed_forward_length": None, "feed_forward_length": [0, 64, 0, 120, 0]}
+    assert bound_of(registry, changed(NEMOTRON, **keys)).layers == bound_of(registry, NEMOTRON).layers
+
+
+def test_eps_may_stand_under_the_other_name(registry: Registry) -> None:
+    keys = {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-3}
+    assert bound_of(registry, changed(NEMOTRON, **keys)).output_norm.eps == pytest.approx(1e-3)
+    with pytest.raises(BindError, match="layer_norm_epsilon is missing"):
+        bound_of(registry, changed(NEMOTRON, **dict.fromkeys(keys, None)))
 
 
 def test_one_layer_has_no_spread_of_decays(registry: Registry) -> None:
