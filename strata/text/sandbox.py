@@ -35,7 +35,12 @@ MAX_LOOP_PASSES = 1_000_000
 MAX_ARGUMENT = 1 << 16
 """Largest integer passed to a method, filter or exponent: widths and counts, not data."""
 
+_ENTRY_CHARS = 8
+"""What an entry of a list or object counts for, beside its text, where a whole value becomes text."""
+
 _WIDE_FORMAT = re.compile(r"\d{5}|\*|\{[^{}]*\{")
+_HOLDERS = (str, list, tuple, dict)
+_WITH_TEXT_PER_CHAR = ("wordwrap", "urlize", "translate")
 _FILTERS_WITH_SIZES = ("center", "indent", "wordwrap", "format", "replace", "join")
 
 
@@ -79,8 +84,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _to_json
         self.filters["from_json"] = json.loads
         self.filters["_bounded"] = _bounded
-        for name in _FILTERS_WITH_SIZES:
-            self.filters[name] = _guard_filter(name, self.filters[name])
+        for name, function in self.filters.items():
+            self.filters[name] = _guard_filter(name, function)
 
     def start_render(self) -> None:
         """Start the counts of a new render."""
@@ -104,7 +109,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             sized = next((side for side in (left, right) if isinstance(side, str | list | tuple)), ())
             _check_size(len(sized) * count)
         elif operator == "%" and isinstance(left, str):
-            _check_format(left)
+            _check_format(left, [right])
         return _bounded(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -113,15 +118,23 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             _check_numbers((*args, *kwargs.values()))
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str):
-            _check_text_method(owner, obj.__name__, args)
+            if obj.__name__ == "join" and args:
+                args = (list(args[0]), *args[1:])  # what can be read only once is measured, too
+            _check_text_method(owner, obj.__name__, [*args, *kwargs.values()])
         return _bounded(super().call(context, obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """The sandbox's own `str.format`, for formats without huge widths."""
         owner = getattr(value, "__self__", None)
-        if isinstance(owner, str) and value.__name__ in ("format", "format_map"):
-            _check_format(owner)
-        return super().wrap_str_format(value)
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None or not isinstance(owner, str):
+            return wrapped
+
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            _check_format(owner, [*args, *kwargs.values()])
+            return wrapped(*args, **kwargs)
+
+        return bounded
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """Put the guards into the syntax tree, where no variable of the template can replace them."""
@@ -141,6 +154,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(value, str):
             self._printed += len(value)
             _check_size(self._printed)
+        else:
+            _check_whole(value)
         return value
 
 
@@ -169,13 +184,16 @@ def _guard_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]
     def guarded(*args: Any, **kwargs: Any) -> Any:
         # Filters that want the environment or the context get it first; the value follows.
         value, *rest = args[1:] if hasattr(function, "jinja_pass_arg") else args
-        _check_numbers((*rest, *kwargs.values()))
-        if name == "join" and not isinstance(value, str):
+        _check_whole([value, *rest, *kwargs.values()])
+        if name in _FILTERS_WITH_SIZES:
+            _check_numbers((*rest, *kwargs.values()))
+        if name == "join":
             value = list(value)
+            _check_whole(value)
             _check_size(_joined_size(rest[0] if rest else "", value))
             args = (*args[: len(args) - len(rest) - 1], value, *rest)
         elif isinstance(value, str):
-            _check_text_method(value, name, rest)
+            _check_text_method(value, name, [*rest, *kwargs.values()])
         return _bounded(function(*args, **kwargs))
 
     if hasattr(function, "jinja_pass_arg"):
@@ -184,6 +202,8 @@ def _guard_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _bounded(value: Any) -> Any:
+    if isinstance(value, bytes):
+        raise SecurityError("bytes are not available in a template")
     if isinstance(value, str | list | tuple):
         _check_size(len(cast("Sequence[Any]", value)))
     elif isinstance(value, int) and value.bit_length() > MAX_ARGUMENT:
@@ -192,6 +212,7 @@ def _bounded(value: Any) -> Any:
 
 
 def _join(separator: str, parts: Sequence[Any]) -> str:
+    _check_whole(parts)
     texts = [str(part) for part in parts]
     _check_size(_joined_size(separator, texts))
     return separator.join(texts)
@@ -204,15 +225,24 @@ def _joined_size(separator: object, parts: Sequence[Any]) -> int:
 
 def _check_text_method(text: str, name: str, args: Sequence[Any]) -> None:
     """Methods and filters of strings whose result can be much longer than what they are given."""
+    n_whole = _check_whole(args)
     if name == "format":
-        _check_format(text)
+        _check_format(text, args)
+    elif name in _WITH_TEXT_PER_CHAR:
+        _check_size(len(text) * max(1, n_whole - _ENTRY_CHARS * len(args)))
+    elif name == "indent":
+        _check_size(len(text) + text.count("\n") * n_whole)
+    elif name == "expandtabs":
+        _check_size(len(text) + text.count("\t") * max((arg for arg in args if isinstance(arg, int)), default=8))
     elif name == "replace" and len(args) >= 2 and isinstance(args[0], str) and isinstance(args[1], str):
         _check_size(len(text) + text.count(args[0]) * len(args[1]))
     elif name == "join" and args and isinstance(args[0], list | tuple):
         _check_size(_joined_size(text, cast("Sequence[Any]", args[0])))
 
 
-def _check_format(text: str) -> None:
+def _check_format(text: str, args: Sequence[Any]) -> None:
+    """Any field may show any argument, again and again."""
+    _check_size(_check_whole(args) * max(text.count("%"), text.count("{"), 1))
     if _WIDE_FORMAT.search(text):
         raise SecurityError("a format with a width of five digits or a computed width is not available")
 
@@ -220,6 +250,30 @@ def _check_format(text: str) -> None:
 def _check_size(n_items: int) -> None:
     if n_items > MAX_VALUE_ITEMS:
         raise SecurityError(f"the template builds {n_items} characters or entries, the limit is {MAX_VALUE_ITEMS}")
+
+
+def _check_whole(value: object, n_indent: int = 0) -> int:
+    """Return about how long the text of a whole value is, and refuse it when that is too long.
+
+    A list may hold one long string a million times.
+
+    n_indent: characters that each level of nesting puts before an entry.
+    """
+    size, pending = 0, [(value, 1)]
+    while pending:
+        item, depth = pending.pop()
+        if isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, list | tuple):
+            entries = cast("Sequence[Any]", item)
+            size += len(entries) * (_ENTRY_CHARS + depth * n_indent)
+            pending.extend((entry, depth + 1) for entry in entries if isinstance(entry, _HOLDERS))
+        elif isinstance(item, dict):
+            fields = cast("dict[Any, Any]", item)
+            size += len(fields) * (_ENTRY_CHARS + depth * n_indent)
+            pending.extend((part, depth + 1) for pair in fields.items() for part in pair if isinstance(part, _HOLDERS))
+        _check_size(size)
+    return size
 
 
 def _check_numbers(values: Iterable[Any]) -> None:
@@ -244,6 +298,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Plain JSON: nothing is escaped for HTML, and non-ASCII text stays as it is."""
+    _check_numbers((indent,))
+    _check_whole(value, len(indent) if isinstance(indent, str) else max(indent or 0, 0))
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
