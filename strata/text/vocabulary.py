@@ -9,6 +9,7 @@ takes id 11 then, a number that fits one old model only.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -259,6 +260,10 @@ def _read_scores(meta: Metadata, source: str, n_vocab: int) -> list[float]:
     if raw is None:
         return [0.0] * n_vocab
     try:
-        return [float(score) for score in raw]
+        scores = [float(score) for score in raw]
     except (TypeError, ValueError):
         raise ModelError(f"{source}: tokenizer.ggml.scores holds a value that is no number") from None
+    wrong = next((token_id for token_id, score in enumerate(scores) if math.isnan(score)), None)
+    if wrong is not None:
+        raise ModelError(f"{source}: tokenizer.ggml.scores[{wrong}] is NaN; accepted: numbers, which order the merges")
+    return scores

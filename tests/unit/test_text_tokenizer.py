@@ -152,6 +152,7 @@ _REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tokenizer.ggml.token_type": [9] * len(_TOKENS)}, r"token_type\[0\] is 9; accepted: 0 undefined, 1 normal"),
     ({"tokenizer.ggml.token_type": [6] * len(_TOKENS)}, "of type byte; accepted: <0x00>"),
     ({"tokenizer.ggml.scores": ["x"] * len(_TOKENS)}, "scores holds a value that is no number"),
+    ({"tokenizer.ggml.scores": [float("nan")] * len(_TOKENS)}, "scores\\[0\\] is NaN"),
     ({"tokenizer.ggml.bos_token_id": len(_TOKENS)}, f"bos_token_id is {len(_TOKENS)}; accepted: 0 to"),
     ({"tokenizer.ggml.eos_token_id": "x"}, "eos_token_id is 'x'; accepted: an integer"),
     ({"tokenizer.ggml.add_bos_token": 3}, "add_bos_token is 3; accepted: true or false"),
