@@ -118,7 +118,7 @@ def random_values(name: str, ne: tuple[int, ...], seed: int = 0, deviation: floa
         return (0.5 + 2.0 * rng.random(shape)).astype(np.float32)
     normal = rng.standard_normal(shape, np.float32)
     if deviation is None and name.endswith("ssm_a"):
-        return -0.05 - np.abs(normal)  # rates of decay
+        return np.float32(-0.05) - np.abs(normal)  # rates of decay
     if deviation is None and "norm" in name and name.endswith(".weight"):
         return 1 + np.float32(0.1) * normal
     return normal * np.float32(_deviation(name, ne) if deviation is None else deviation)
