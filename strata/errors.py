@@ -7,6 +7,8 @@
         BadGguf                       500 bad_gguf
         UnknownArch                   500 unknown_arch
         BindError                     500 bind_error
+      ProfileError                    500 profile_error       an expert profile or its sidecar
+      TraceError                      500 trace_error         a routing trace
       RequestError                    400 invalid_request
         ContextTooLong                400 context_length_exceeded
         BadSampling                   400 bad_sampling
@@ -67,6 +69,18 @@ class BindError(ModelError):
     """The file's metadata or tensors do not fit its architecture's declaration."""
 
     code = "bind_error"
+
+
+class ProfileError(StrataError):
+    """An expert profile is malformed or belongs to another model."""
+
+    code = "profile_error"
+
+
+class TraceError(StrataError):
+    """A routing trace is malformed, belongs to another model, or cannot be written."""
+
+    code = "trace_error"
 
 
 class RequestError(StrataError):

@@ -22,7 +22,8 @@ from strata.engine.budget import Ledger, Line, Place, choose_ctx, gib_text, n_kv
 from strata.errors import ConfigError, ModelError
 from strata.ffi.library import Library
 from strata.ffi.native import EngineBytes, EngineOptions, NativeModel
-from strata.gguf.reader import read_gguf
+from strata.gguf.inventory import fingerprint
+from strata.gguf.reader import GgufFile, read_gguf
 from strata.machine import machine_memory, resident_bytes
 from strata.models import demo_model_path
 from strata.text.chat import RESERVED_VARIABLES, ChatTemplate
@@ -51,6 +52,14 @@ class Source:
     def label(self) -> str:
         """What the model is called in messages."""
         return str(self.file.paths[0]) if self.file.paths else self.name
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What ties profiles and traces to this model; a synthetic one has that of the file it would be written to."""
+        if self.synthetic is not None:
+            return self.synthetic.fingerprint()
+        assert isinstance(self.file, GgufFile)
+        return fingerprint(self.file)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -92,6 +101,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     run: EngineOptions
     n_ctx: int
     load_mode: str
+    trace_path: str | None  # where the routing of every step goes
     report: Report | None
 
 
@@ -192,6 +202,7 @@ def prepare(config: Config, source: Source, shape: Shape, report: Report | None 
         run=run,
         n_ctx=n_ctx,
         load_mode=mode,
+        trace_path=config.engine.trace_path,
         report=report,
     )
 

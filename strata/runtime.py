@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,12 +20,12 @@ from strata import __version__
 from strata.config import Config
 from strata.engine.backend import Backend
 from strata.engine.loop import Engine
-from strata.errors import StrataError
+from strata.engine.trace import TraceWriter
+from strata.engine.traced import TracedBackend, trace_header
+from strata.errors import ConfigError, StrataError
 from strata.ffi.library import Library
 from strata.ffi.native import NativeBackend, NativeModel
-from strata.gguf.inventory import fingerprint
 from strata.gguf.quants import GROUP_ROWS, row_bytes
-from strata.gguf.reader import GgufFile
 from strata.planning import Prepared, Report, Shape, Source, plan_text, prepare, prepare_serving
 from strata.server.access import read_keys
 from strata.server.app import App, build_app
@@ -50,7 +50,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     """A loaded model with its backend, for commands that drive steps themselves."""
 
     model: str
-    backend: NativeBackend
+    backend: Backend
     prepared: Prepared
 
 
@@ -69,14 +69,14 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def open_backend(prepared: Prepared) -> AsyncGenerator[NativeBackend]:
+async def open_backend(prepared: Prepared) -> AsyncGenerator[Backend]:
     """Check the ledger, load the weights with a progress bar, and open the engine.
 
     Raises: MemoryPlanError, NativeError. Cancellation: a running load ends within one read.
     """
     prepared.ledger.check()
     source = prepared.source
-    with NativeModel(Library(), prepared.plan) as model:
+    with _open_trace(prepared) as trace, NativeModel(Library(), prepared.plan) as model:
         total = prepared.plan.weights_bytes
         with tqdm(total=total, desc="loading", unit="B", unit_scale=True, unit_divisor=1024, delay=0.5) as bar:
 
@@ -91,11 +91,24 @@ async def open_backend(prepared: Prepared) -> AsyncGenerator[NativeBackend]:
                 stats = await model.aload(mode=prepared.load_mode, n_threads=n_threads, on_progress=progress)
                 if stats.direct_refused and prepared.report is not None:
                     prepared.report("note: direct reads were refused for this file; plain reads took their place")
-        backend = NativeBackend(model, prepared.run, n_ctx=prepared.n_ctx)
+        n_ctx = prepared.n_ctx
+        backend = NativeBackend(model, prepared.run, n_ctx=n_ctx, capture_routing=trace is not None)
         try:
-            yield backend
+            yield backend if trace is None else TracedBackend(backend, trace)
         finally:
             await backend.aclose()
+
+
+@contextmanager
+def _open_trace(prepared: Prepared) -> Generator[TraceWriter | None]:
+    """The routing trace that the settings ask for. Raises: ConfigError, TraceError."""
+    if prepared.trace_path is None:
+        yield None
+        return
+    if not prepared.plan.expert_sets:
+        raise ConfigError(f"--trace {prepared.trace_path}: the model has no experts whose use could be recorded")
+    with TraceWriter(prepared.trace_path, trace_header(prepared.plan, prepared.source.fingerprint)) as trace:
+        yield trace
 
 
 def _fill(model: NativeModel, source: SyntheticModel, progress: Callable[[int, int], None]) -> None:
@@ -224,7 +237,6 @@ async def _serve(
 
 def _served_model(config: Config, served: Served) -> ServedModel:
     prepared, source = served.prepared, served.source
-    file = source.file
     sampling = config.sampling
     return ServedModel(
         id=config.model.alias or source.name,
@@ -239,7 +251,7 @@ def _served_model(config: Config, served: Served) -> ServedModel:
         meta={
             "architecture": prepared.plan.arch,
             "model_path": source.label,
-            "fingerprint": fingerprint(file) if isinstance(file, GgufFile) else None,
+            "fingerprint": source.fingerprint,
             "n_ctx_train": prepared.plan.n_ctx_train,
             "n_layer": prepared.plan.n_layer,
             "kv_type": prepared.run.kv_type,

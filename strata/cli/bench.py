@@ -17,7 +17,7 @@ from tqdm import tqdm
 from strata import planning, runtime
 from strata.cli.options import Commands, add_model, add_settings, positive, settings
 from strata.config import Config
-from strata.engine.backend import KV_BLOCK_TOKENS, Backend, BatchRow, SampleSpec, StepBatch
+from strata.engine.backend import KV_BLOCK_TOKENS, Backend, BatchRow, Phase, SampleSpec, StepBatch
 from strata.engine.offline import run_step
 from strata.machine import Machine, describe_machine, source_commit
 from strata.types import SamplingParams
@@ -103,18 +103,18 @@ async def measure_run(backend: Backend, prompt: tuple[int, ...], forced: tuple[i
     """Compute a prompt in the largest steps, then forced tokens one by one, in a sequence of its own."""
     blocks = tuple(range((len(prompt) + len(forced) + KV_BLOCK_TOKENS - 1) // KV_BLOCK_TOKENS))
 
-    def step(tokens: tuple[int, ...], first_pos: int) -> StepBatch:
-        n_blocks = (first_pos + len(tokens) + KV_BLOCK_TOKENS - 1) // KV_BLOCK_TOKENS
-        row = BatchRow(seq_id=0, tokens=tokens, first_pos=first_pos, blocks=blocks[:n_blocks], sample=GREEDY)
+    def step(tokens: tuple[int, ...], first_pos: int, phase: Phase) -> StepBatch:
+        held = blocks[: (first_pos + len(tokens) + KV_BLOCK_TOKENS - 1) // KV_BLOCK_TOKENS]
+        row = BatchRow(seq_id=0, tokens=tokens, first_pos=first_pos, blocks=held, phase=phase, sample=GREEDY)
         return StepBatch(rows=(row,))
 
     started = time.perf_counter()
     for first in range(0, len(prompt), backend.limits.n_batch):
-        await run_step(backend, step(prompt[first : first + backend.limits.n_batch], first))
+        await run_step(backend, step(prompt[first : first + backend.limits.n_batch], first, Phase.PREFILL))
     between = time.perf_counter()
     n_bytes = 0
     for i, token in enumerate(forced):
-        n_bytes += (await run_step(backend, step((token,), len(prompt) + i))).weight_bytes
+        n_bytes += (await run_step(backend, step((token,), len(prompt) + i, Phase.DECODE))).weight_bytes
     return RunTimes(between - started, time.perf_counter() - between, n_bytes)
 
 

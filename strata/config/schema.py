@@ -108,6 +108,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool,
         doc("fill activations with NaN before every step and fail when one is read (slow, for debugging)", "--poison"),
     ] = False
+    trace_path: Annotated[
+        str | None,
+        doc(
+            "file (.strt) that gets the experts of every computed token; unset: routing is not recorded",
+            "--trace",
+            metavar="FILE",
+        ),
+    ] = None
 
 
 class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,13 +6,22 @@ policy: which rows, which KV blocks, which samplers are the scheduler's choice.
 
 from __future__ import annotations
 
-from typing import Protocol
+from enum import IntEnum
+from typing import Any, Protocol
 
 import msgspec
 
 from strata.types import SamplingParams, TokenInfo
 
 KV_BLOCK_TOKENS = 64
+
+
+class Phase(IntEnum):
+    """What the tokens of a row are. Only decoding says which experts the next tokens will want."""
+
+    PREFILL = 0  # of a prompt, or computed again after a preemption
+    DECODE = 1  # the newest token of an answer
+    VERIFY = 2  # guessed tokens that are checked
 
 
 class SampleSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +42,7 @@ class BatchRow(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...]
     first_pos: int
     blocks: tuple[int, ...]  # KV block of positions 64 b .. 64 b + 63, as many as the last position needs
+    phase: Phase = Phase.PREFILL
     state_slot: int = 0  # of the sequence's recurrent states; without meaning where the model has none
     sample: SampleSpec | None = None  # draw the token after the last one
     all_logits: bool = False  # return logits of every token of this row (else of none)
@@ -48,6 +58,18 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
         return sum(len(row.tokens) for row in self.rows)
 
 
+class Routing(msgspec.Struct, frozen=True, kw_only=True):
+    """Which experts a step's tokens used, in router order. The arrays are the reader's own.
+
+    The first axis counts the plan's expert sets, the second the step's tokens in batch order. A set that computes only
+    rows with outputs has no experts for the other tokens.
+    """
+
+    ids: Any  # int32 ndarray [n_sets, n_tokens, n_used of the largest set]; -1: none
+    weights: Any  # float32 ndarray of the same shape
+    on_gpu: Any = None  # bool ndarray of the same shape; None: all on the CPU
+
+
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a finished step brought. `tokens[i]` belongs to rows[i]; None where nothing was drawn."""
 
@@ -59,6 +81,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int = 0
     expert_rows: int = 0
     experts_touched: int = 0
+    routing: Routing | None = None  # None: the backend does not capture it, or the step failed
     error: Exception | None = None  # the step failed; `failed_rows` says for whom, empty = for all
     failed_rows: tuple[int, ...] = ()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from strata.engine.backend import KV_BLOCK_TOKENS, BackendLimits, BatchRow, StepBatch, StepResult
+from strata.engine.backend import KV_BLOCK_TOKENS, BackendLimits, BatchRow, Phase, StepBatch, StepResult
 from strata.engine.kv import KvBlocks
 from strata.engine.sequence import Sequence, State
 from strata.errors import Overloaded
@@ -158,6 +158,7 @@ class Scheduler:
                     tokens=(seq.tokens[-1],),
                     first_pos=len(seq.tokens) - 1,
                     blocks=tuple(seq.blocks),
+                    phase=Phase.DECODE,
                     state_slot=seq.state_slot or 0,
                     sample=seq.sample_spec(),
                 )

@@ -189,8 +189,13 @@ class NativeBackend:
 
     name = "cpu"
 
-    def __init__(self, model: NativeModel, options: EngineOptions, *, n_ctx: int) -> None:
-        """Start the engine's threads. n_ctx: positions of the longest sequence. Raises: NativeError."""
+    def __init__(
+        self, model: NativeModel, options: EngineOptions, *, n_ctx: int, capture_routing: bool = False
+    ) -> None:
+        """Start the engine's threads. n_ctx: positions of the longest sequence.
+
+        capture_routing: every result says which experts its tokens used. Raises: NativeError.
+        """
         self._model = model
         self._ffi, self._lib = model.library.ffi, model.library.lib
         plan = model.plan
@@ -207,7 +212,12 @@ class NativeBackend:
         self._check(self._lib.strata_engine_open(model.handle, config, out), "strata_engine_open")
         self._handle: Any = out[0]
         self._fd = int(self._lib.strata_engine_eventfd(self._handle))
-        self._free = [StepArrays(self._ffi, self.limits, plan.n_outputs_max) for _ in range(options.queue_steps)]
+        routing = None
+        if capture_routing and plan.expert_sets:
+            routing = len(plan.expert_sets), max(experts.n_used for experts in plan.expert_sets)
+        self._free = [
+            StepArrays(self._ffi, self.limits, plan.n_outputs_max, routing) for _ in range(options.queue_steps)
+        ]
         self._running: dict[int, StepArrays] = {}
         self._polled = self._ffi.new("strata_completion[]", options.queue_steps)
         self._n_polled = self._ffi.new("int32_t *")
@@ -345,6 +355,7 @@ class NativeBackend:
             weight_bytes=completion.weight_bytes,
             expert_rows=completion.expert_rows,
             experts_touched=completion.experts_touched,
+            routing=arrays.routing() if error is None or failed else None,
             error=error,
             failed_rows=failed,
         )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strata.engine.backend import KV_BLOCK_TOKENS, BackendLimits, BatchRow, SampleSpec, StepBatch
+from strata.engine.backend import KV_BLOCK_TOKENS, BackendLimits, BatchRow, Routing, SampleSpec, StepBatch
 from strata.types import TokenInfo, TokenLogprob
 
 __all__ = ["StepArrays"]
@@ -39,7 +39,10 @@ class _Pool:
 class StepArrays:
     """The arrays behind one strata_step, for batches within `limits` and up to n_outputs_max outputs."""
 
-    def __init__(self, ffi: Any, limits: BackendLimits, n_outputs_max: int) -> None:
+    def __init__(
+        self, ffi: Any, limits: BackendLimits, n_outputs_max: int, routing: tuple[int, int] | None = None
+    ) -> None:
+        """routing: (expert sets, experts of a token in the largest of them) where the routing is to be captured."""
         self._ffi = ffi
         self._limits = limits
         self._n_outputs_max = n_outputs_max
@@ -59,6 +62,11 @@ class StepArrays:
         self._logits_outputs: list[int] = []
         self._sampled_rows: list[int] = []
         self._n_rows = 0
+        self._n_tokens = 0
+        self._routing = routing
+        n_chosen = routing[0] * limits.n_batch * routing[1] if routing else 0
+        self._expert_ids = np.zeros(n_chosen, np.int32)
+        self._expert_weights = np.zeros(n_chosen, np.float32)
         self.step: Any = ffi.new("strata_step *")
 
     def fill(self, batch: StepBatch) -> Any:
@@ -142,6 +150,10 @@ class StepArrays:
         step.ints = self._ints_of(self._ints.values)
         step.floats = self._floats_of(self._floats.values)
         step.samples, step.sampled_out = self._samples, self._sampled
+        self._n_tokens = n_tokens
+        if self._routing is not None:
+            step.routing_out, step.routing_stride = self._ints_of(self._expert_ids), self._routing[1]
+            step.routing_weights_out = self._floats_of(self._expert_weights)
         self._logits = None
         step.logits_out = ffi.NULL
         if self._logits_outputs:
@@ -159,6 +171,16 @@ class StepArrays:
         if self._logits is None or len(self._logits_outputs) == len(self._logits):
             return self._logits
         return self._logits[self._logits_outputs]
+
+    def routing(self) -> Routing | None:
+        """A copy of what the routers chose; None when it is not captured."""
+        if self._routing is None:
+            return None
+        n_sets, n_used = self._routing
+        shape, n = (n_sets, self._n_tokens, n_used), n_sets * self._n_tokens * n_used
+        return Routing(
+            ids=self._expert_ids[:n].reshape(shape).copy(), weights=self._expert_weights[:n].reshape(shape).copy()
+        )
 
     def tokens(self) -> tuple[TokenInfo | None, ...]:
         """The drawn token of each row of the batch; None where nothing was asked or nothing could be drawn."""

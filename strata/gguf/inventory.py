@@ -13,7 +13,7 @@ import msgspec
 
 from strata.gguf.quants import type_name
 
-_EDGE_BYTES = 1 << 20
+EDGE_BYTES = 1 << 20  # of the data's beginning and end that the fingerprint reads
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -69,17 +69,25 @@ def bytes_by_type(file: GgufFile) -> dict[str, int]:
 def fingerprint(file: GgufFile) -> str:
     """Hex SHA-256 over the tensor directory and the first and last MiB of the data.
 
-    The directory counts by name, type, shape and size, so that splitting a file changes nothing there; the data's
-    first MiB is the first shard's, its last MiB the last shard's.
+    The data's first MiB is the first shard's, its last MiB the last shard's.
     """
-    digest = hashlib.sha256()
-    for name in sorted(file.tensors):
-        tensor = file.tensors[name]
-        digest.update(f"{name}\0{tensor.type}\0{tensor.ne}\0{tensor.n_bytes}\n".encode("utf-8", "surrogateescape"))
     with file.paths[0].open("rb") as first:
         first.seek(file.data_offsets[0])
-        digest.update(first.read(_EDGE_BYTES))
+        head = first.read(EDGE_BYTES)
     with file.paths[-1].open("rb") as last:
-        last.seek(max(file.data_offsets[-1], file.file_bytes[-1] - _EDGE_BYTES))
-        digest.update(last.read(_EDGE_BYTES))
+        last.seek(max(file.data_offsets[-1], file.file_bytes[-1] - EDGE_BYTES))
+        return fingerprint_of(file.tensors, head, last.read(EDGE_BYTES))
+
+
+def fingerprint_of(tensors: Mapping[str, Tensor], head: bytes, tail: bytes) -> str:
+    """The fingerprint of a directory and the data's edges, wherever they come from.
+
+    The directory counts by name, type, shape and size, so that splitting a file changes nothing there.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}\0{tensor.type}\0{tensor.ne}\0{tensor.n_bytes}\n".encode("utf-8", "surrogateescape"))
+    digest.update(head)
+    digest.update(tail)
     return digest.hexdigest()

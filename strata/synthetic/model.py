@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata.errors import ConfigError
+from strata.gguf.inventory import EDGE_BYTES, fingerprint_of
 from strata.gguf.quants import GgmlType, row_bytes
 from strata.gguf.reader import Tensor
 from strata.synthetic.blocks import float_bytes
@@ -56,6 +57,26 @@ class SyntheticModel:
         """Of all tensor data, with the padding between tensors."""
         last = list(self.tensors.values())[-1]
         return last.offset + last.n_bytes
+
+    def fingerprint(self) -> str:
+        """That of the file that the model would be written to (strata.gguf.inventory)."""
+        end = self.n_bytes + -self.n_bytes % ALIGNMENT
+        return fingerprint_of(self.tensors, self._data(0, EDGE_BYTES), self._data(max(end - EDGE_BYTES, 0), end))
+
+    def _data(self, first: int, end: int) -> bytes:
+        """Bytes first <= b < end of the tensor data as a file holds it, padding included."""
+        made = bytearray()
+        for tensor in self.tensors.values():
+            lo, hi = max(first, tensor.offset), min(end, tensor.offset + tensor.n_bytes)
+            if lo < hi:
+                row = (lo - tensor.offset) // tensor.row_bytes
+                n_rows = -(-(hi - tensor.offset) // tensor.row_bytes) - row
+                rows = self.tensor_bytes(tensor.name, row, n_rows).tobytes()
+                start = lo - tensor.offset - row * tensor.row_bytes
+                made += rows[start : start + hi - lo]
+            padded = tensor.offset + tensor.n_bytes + -tensor.n_bytes % ALIGNMENT
+            made += bytes(max(min(end, padded) - max(first, tensor.offset + tensor.n_bytes), 0))
+        return bytes(made)
 
     def tensor_bytes(self, name: str, first_row: int, n_rows: int) -> NDArray[np.uint8]:
         """Rows of a tensor in the file's layout, uint8 [n_rows, row_bytes]; rows of all matrices are counted through.
