@@ -52,6 +52,9 @@ class AttentionBinder:
                 self._window_size, self._windowed = self._windows(attention.window)
             self._widths = self._head_widths(attention.window)
             self._check_heads()
+            self._n_own = keys.dims["n_layer"]
+            if attention.shared_layers is not None:
+                self._n_own -= keys.integer(attention.shared_layers, maximum=self._n_own - 1)
         self._rope = RopeBinder(keys, claims, attention.rope, self._windowed, dense)
 
     def layer(self, index: int) -> BoundGqa | BoundMla:
@@ -91,6 +94,7 @@ class AttentionBinder:
             raise keys.error("attention.value_length", head_v, f"key_length ({head_k}), where queries bring gates")
         windowed, rotates = self._windowed[index], self._rope.rotates(index)
         q_norm, k_norm = self._qk_norms(spec.qk_norm, index, rotates)
+        eps = keys.real(self._norm.eps, minimum=0.0)
         sinks = claims.present_vector(f"{lead}attn_sinks.weight", n_head, spec.sinks)
         return BoundGqa(
             n_head=n_head,
@@ -117,7 +121,21 @@ class AttentionBinder:
             gate=self._gate(spec.gate, index),
             query_gate=spec.query_gate,
             output_scale=keys.real(spec.output_scale) if spec.output_scale is not None else 1.0,
+            v_norm=BoundNorm(kind="rms", eps=eps, gain=None) if spec.value_norm and k is not None else None,
+            cache_of=self._cache_of(index) if k is None else -1,
         )
+
+    def _cache_of(self, index: int) -> int:
+        """The layer whose keys and values one without any reads."""
+        windowed = self._windowed[index]
+        source = self._n_own - (2 if windowed else 1)
+        if source < 0 or self._windowed[source] != windowed or self._widths[source] != self._widths[index]:
+            raise self._keys.error(
+                "attention.shared_kv_layers",
+                self._keys.dims["n_layer"] - self._n_own,
+                f"a number that leaves layer {index} a like layer to share with",
+            )
+        return source
 
     def _score_scale(self, spec: Gqa, head_k: int) -> float:
         stated = self._keys.real(spec.scale) if isinstance(spec.scale, Key) else spec.scale or 0.0
@@ -141,7 +159,9 @@ class AttentionBinder:
         found: list[BoundNorm | None] = []
         for x, count in zip("qk", heads, strict=True):
             stem = f"blk.{index}.attn_{x}_norm"
-            if not spec.gain:
+            if x == "k" and index >= self._n_own:
+                found.append(None)
+            elif not spec.gain:
                 found.append(BoundNorm(kind="rms", eps=keys.real(norm.eps, minimum=0.0), gain=None))
             elif spec.presence == "if-present" and not self._claims.has(f"{stem}.weight"):
                 found.append(None)
@@ -150,7 +170,7 @@ class AttentionBinder:
                 found.append(bind_norm(keys, self._claims, norm, stem, width))
         return found[0], found[1]
 
-    def _qkv(self, spec: Gqa, index: int) -> tuple[BoundLinear, BoundLinear, BoundLinear]:
+    def _qkv(self, spec: Gqa, index: int) -> tuple[BoundLinear, BoundLinear | None, BoundLinear | None]:
         claims, n_embd, lead = self._claims, self._keys.dims["n_embd"], f"blk.{index}."
         heads, (head_k, head_v) = self._keys.heads[index], self._widths[index]
         counts = {
@@ -159,8 +179,16 @@ class AttentionBinder:
             "v": heads[1] * head_v,
         }
         if spec.qkv == "split" or (spec.qkv == "either" and not claims.has(f"{lead}attn_qkv.weight")):
-            found = [claims.linear(f"{lead}attn_{x}", n_embd, n, spec.qkv_bias) for x, n in counts.items()]
-            return found[0], found[1], found[2]
+            if index >= self._n_own:
+                return claims.linear(f"{lead}attn_q", n_embd, counts["q"], spec.qkv_bias), None, None
+            q, k, v = (
+                None
+                if x == "v" and spec.values_from_keys and not claims.has(f"{lead}attn_v.weight")
+                else claims.linear(f"{lead}attn_{x}", n_embd, n, spec.qkv_bias)
+                for x, n in counts.items()
+            )
+            assert q is not None
+            return q, k, v
         total, start = sum(counts.values()), 0
         scale = claims.scale(f"{lead}attn_qkv")
         made: list[BoundLinear] = []

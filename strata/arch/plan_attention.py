@@ -25,21 +25,28 @@ def emit_attention(plan: PlanBuilder, x: Value, attention: BoundGqa | BoundMla) 
 
 def _gqa(plan: PlanBuilder, x: Value, a: BoundGqa) -> Value:
     gates = [] if a.gate is None else [a.gate.linear]
-    q, k, v, *factors = emit_linears(plan, x, [a.q, a.k, a.v, *gates])
+    own = [linear for linear in (a.k, a.v) if linear is not None]
+    q, *rest = emit_linears(plan, x, [a.q, *own, *gates])
+    k, v, factors = None, None, rest[len(own) :]
+    if a.k is not None:
+        k, v = rest[0], _values(plan, rest[0], a) if a.v is None else rest[1]
     if a.query_gate:
         q, gate = _cut_heads(plan, q, a)
         factors.append(gate)
     if a.clamp > 0.0:
-        for value in (q, k, v):
+        for value in (x for x in (q, k, v) if x is not None):
             plan.op("clamp", [value], [value], width=value.width, limit=a.clamp)
     if not a.qk_norm_after_rope:
         _qk_norms(plan, q, k, a)
     if a.rope is not None:
         table = plan.rope(a.rope)
         plan.op("rope", [q], [q], table=table, n_head=a.n_head, stride=a.head_k)
-        plan.op("rope", [k], [k], table=table, n_head=a.n_head_kv, stride=a.head_k)
+        if k is not None:
+            plan.op("rope", [k], [k], table=table, n_head=a.n_head_kv, stride=a.head_k)
     if a.qk_norm_after_rope:
         _qk_norms(plan, q, k, a)
+    if v is not None and a.v_norm is not None:
+        emit_norm_heads(plan, v, v, a.v_norm, a.n_head_kv, a.head_v)
     _temperature(plan, q, a.temperature)
     out = plan.value(a.n_head * a.head_v)
     plan.op(
@@ -47,7 +54,7 @@ def _gqa(plan: PlanBuilder, x: Value, a: BoundGqa) -> Value:
         [q, k, v],
         [out],
         [a.sinks],
-        kv_layer=plan.kv_layer(a.n_head_kv, a.head_k, a.head_v),
+        kv_layer=plan.kv_layer(a.n_head_kv, a.head_k, a.head_v) if k is not None else plan.kv_layer_of(a.cache_of),
         n_head=a.n_head,
         window=a.window,
         window_kind=int(WindowKind.CHUNKED if a.chunked else WindowKind.STANDARD),
@@ -72,9 +79,16 @@ def _cut_heads(plan: PlanBuilder, rows: Value, a: BoundGqa) -> tuple[Value, Valu
     return halves
 
 
-def _qk_norms(plan: PlanBuilder, q: Value, k: Value, a: BoundGqa) -> None:
+def _values(plan: PlanBuilder, k: Value, a: BoundGqa) -> Value:
+    """The keys as they are now."""
+    v = plan.value(k.width)
+    plan.op("copy", [k], [v], n_head=a.n_head_kv, width=a.head_k, in_stride=a.head_k, out_stride=a.head_k)
+    return v
+
+
+def _qk_norms(plan: PlanBuilder, q: Value, k: Value | None, a: BoundGqa) -> None:
     for value, norm, n_head in ((q, a.q_norm, a.n_head), (k, a.k_norm, a.n_head_kv)):
-        if norm is not None:
+        if value is not None and norm is not None:
             n_vec = n_head if a.qk_norm_over == "head" else 1
             emit_norm_heads(plan, value, value, norm, n_vec, value.width // n_vec)
 

@@ -54,6 +54,7 @@ class PlanBuilder:
         self._freqs: list[float] = []
         self._freq_first: dict[tuple[float, ...], int] = {}
         self._kv_layers: list[KvLayer] = []
+        self._kv_of_layer: dict[int, int] = {}
         self._states: list[PlanState] = []
 
     def value(self, width: int, rows: Rows = Rows.TOKENS) -> Value:
@@ -109,9 +110,14 @@ class PlanBuilder:
         return self._ropes.setdefault(row, len(self._ropes))
 
     def kv_layer(self, n_head_kv: int, head_k: int, head_v: int, v_in_k: bool = False) -> int:
-        """A new attention cache."""
+        """A new attention cache, the present layer's."""
+        self._kv_of_layer[self.layer] = len(self._kv_layers)
         self._kv_layers.append(KvLayer(n_head_kv=n_head_kv, head_k=head_k, head_v=head_v, v_in_k=int(v_in_k)))
         return len(self._kv_layers) - 1
+
+    def kv_layer_of(self, layer: int) -> int:
+        """The attention cache of an earlier layer."""
+        return self._kv_of_layer[layer]
 
     def state(self, n_floats: int) -> int:
         """A new recurrent state of each sequence."""

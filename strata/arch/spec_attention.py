@@ -154,6 +154,9 @@ class Gqa(Word, frozen=True, kw_only=True, tag="gqa", tag_field="kind"):
     causal: False, or a key that says so: every token of a sequence sees every other; a step then needs all of them.
     query_gate: attn_q holds [query | gate] of each head; the heads' results are multiplied by sigmoid(gate).
     output_scale: factor on attn_output's result; 1 where the key is missing.
+    values_from_keys: without attn_v the values are the keys before their norm.  value_norm: of each head: x / rms(x).
+    shared_layers: so many last layers have no keys and values; a windowed one reads those of the last but one layer
+        that has, another those of the last one.
     """
 
     rope: Rope
@@ -172,6 +175,9 @@ class Gqa(Word, frozen=True, kw_only=True, tag="gqa", tag_field="kind"):
     gate: Gate | None = None
     query_gate: bool = False
     output_scale: Key | None = None
+    values_from_keys: bool = False
+    value_norm: bool = False
+    shared_layers: Key | None = None
 
 
 class Mla(Word, frozen=True, kw_only=True, tag="mla", tag_field="kind"):

@@ -11,6 +11,7 @@ from arch_cases import (
     N_FF,
     N_FF_EXP,
     N_HEAD,
+    N_VOCAB,
     Case,
     Tensors,
     _dense,
@@ -162,6 +163,45 @@ def _maple(limit: Any) -> Case:
     return case("maple", [stems] * 4, WINDOW, {PATTERN: [True, True, False, True]}, keys, LINEAR)
 
 
+G4_HEAD, G4_INPUT = 16, 24  # of windowed layers; of a layer's own vector
+
+
+def _gemma4(moe: bool = True, shared: int = 0, inputs: int = 0, values: bool = True, **keys: Any) -> Case:
+    """Windowed layers but the second and the last one, with other heads; 'shared' last layers without keys."""
+    windowed, n_layer = [True, False, True, True, False, True, False][: 5 + shared], 5 + shared
+    layers: list[Tensors] = []
+    for i, narrow in enumerate(windowed):
+        head, n_kv = (G4_HEAD, 4) if narrow else (HEAD, 1)
+        stems = BLOCK_NORMS | norms("post_attention_norm", "post_ffw_norm") | _dense(N_FF + 32 * i)
+        stems |= attention(n_head_kv=n_kv, head=head, norms="head") | {"layer_output_scale.weight": [1]}
+        if moe and i:
+            stems |= norms("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2") | experts(fused=i % 2 == 0)
+            stems |= {"ffn_gate_inp.scale": [N_EMBD], "ffn_down_exps.scale": [N_EXPERT]}
+        gone = ["attn_v.weight"] if not narrow and not values else []
+        gone += ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"] if i >= n_layer - shared else []
+        stems = {name: ne for name, ne in stems.items() if name not in gone}
+        stems |= {"inp_gate.weight": [N_EMBD, inputs], "proj.weight": [inputs, N_EMBD]} if inputs else {}
+        layers.append(stems | (norms("post_norm") if inputs else {}))
+    extra: Tensors = {"rope_freqs.weight": [HEAD // 2]}
+    if inputs:
+        extra |= {"per_layer_token_embd.weight": [inputs * n_layer, N_VOCAB], "per_layer_proj_norm.weight": [inputs]}
+        extra |= {"per_layer_model_proj.weight": [N_EMBD, inputs * n_layer]}
+    numbers = {
+        "attention.head_count_kv": [4 if narrow else 1 for narrow in windowed],
+        "attention.key_length_swa": G4_HEAD,
+        "attention.value_length_swa": G4_HEAD,
+        "rope.dimension_count_swa": G4_HEAD,
+        "rope.freq_base_swa": 500.0,
+        "attention.shared_kv_layers": shared or None,
+        "embedding_length_per_layer_input": inputs,
+        "feed_forward_length": [N_FF + 32 * i for i in range(n_layer)],
+        PATTERN: windowed,
+    }
+    made = case("gemma4", layers, WINDOW, numbers, {} if moe else DENSE_KEYS, keys, output=False, extra=extra)
+    # unscaled scores of normed heads would be so sharp that llama.cpp's half-precision GELU decides what is attended to
+    return made | {"deviations": {"attn_q_norm": 0.4, "attn_k_norm": 0.4}}
+
+
 LAYER_CASES: dict[str, Case] = {
     "granite": _granite(),
     "granite-dense": _granite(moe=False),
@@ -191,6 +231,9 @@ LAYER_CASES: dict[str, Case] = {
     "laguna-elements": _laguna(per_head=False, window=False, expert_weights_norm=False),
     "step35": _step35(),
     "step35-plain": _step35(gate=False, qk=False, **LINEAR, **{"rope.dimension_count_swa": 16}),
+    "gemma4": _gemma4(),
+    "gemma4-keys-as-values": _gemma4(values=False, final_logit_softcapping=0.0),
+    "gemma4-inputs": _gemma4(moe=False, shared=2, inputs=G4_INPUT),
     "mellum": _mellum(),
     "mellum-full": _mellum(window=False),
     "maple": _maple(0.4),

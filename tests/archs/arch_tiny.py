@@ -29,7 +29,9 @@ def write_case(
         kind = next((kind for part, kind in (quantise or {}).items() if part in name), None)
         if kind is None or len(ne) < 2 or ne[0] % gguf.GGML_QUANT_SIZES[kind][0] != 0:
             kind = gguf.GGMLQuantizationType.F32
-        tensors[name] = Random(tuple(ne), GgmlType(kind)) if given is None else Given(given[name], GgmlType(kind))
+        spread = next((std for part, std in case.get("deviations", {}).items() if part in name), None)
+        drawn = Random(tuple(ne), GgmlType(kind), spread)
+        tensors[name] = drawn if given is None else Given(given[name], GgmlType(kind))
     return write_tiny_gguf(path, case["arch"], case["keys"] | _vocabulary(), tensors, seed=seed)
 
 

@@ -68,7 +68,7 @@ class Attention {
       : ctx_(ctx), op_(op), layer_(op.i[STRATA_ATTENTION_I_KV_LAYER]), shape_(ctx.plan(), op) {}
 
   Status run() {
-    STRATA_TRY(store());
+    if (op_.in[1] >= 0) STRATA_TRY(store());
     STRATA_TRY(find_runs());
     if (!take_memory()) return ctx_.error.status;
     const int64_t n_jobs = n_runs_ * shape_.n_head_kv * shape_.n_parts, n_workers = ctx_.n_workers();
@@ -135,8 +135,8 @@ class Attention {
         int64_t low, high;
         run_keys(run, low, high);
         max_tiles_ = max64(max_tiles_, ceil_div(high, kAttnTile) - low / kAttnTile);
-        ctx_.counters.kv_bytes +=
-            (high - low) * shape_.n_head_kv * (layer.k_row_bytes + (op_.in[2] < 0 ? 0 : layer.v_row_bytes));
+        ctx_.counters.kv_bytes += (high - low) * shape_.n_head_kv *
+                                  (layer.k_row_bytes + (ctx_.plan().kv_layers[layer_].v_in_k == 1 ? 0 : layer.v_row_bytes));
         runs_[n_runs_++] = run;
       }
     }

@@ -12,7 +12,7 @@ const Kind kKinds[] = {
     {nullptr, 0, 0, 0, 0, 0, 0, 0, 0},       {"EMBED", 0, 0, 1, 0, 1, 0, 0, 1},
     {"NORM", 1, 0, 1, 0, 0, 3, 8, 1},        {"LINEAR", 1, 0, 1, 14, 1, 0xffe, 1, 0},
     {"HEAD_LINEAR", 1, 0, 1, 0, 1, 0, 5, 0}, {"ROPE", 1, 0, 1, 0, 0, 0, 4, 0},
-    {"COPY", 1, 0, 1, 0, 0, 0, 6, 0},        {"ATTENTION", 3, 4, 1, 0, 0, 1, 5, 2},
+    {"COPY", 1, 0, 1, 0, 0, 0, 6, 0},        {"ATTENTION", 1, 6, 1, 0, 0, 1, 5, 2},
     {"ROUTER", 1, 0, 1, 0, 0, 1, 8, 2},      {"EXPERTS", 3, 0, 1, 0, 0, 0, 1, 0},
     {"COMBINE", 3, 12, 1, 0, 0, 0, 3, 0},    {"GLU", 2, 1, 1, 0, 0, 0, 2, 2},
     {"ADD", 1, 2, 1, 0, 0, 0, 1, 2},         {"GATHER", 1, 0, 1, 0, 0, 0, 1, 0},
@@ -118,7 +118,8 @@ Status check_attention(const Check& c) {
   const strata_kv_layer& layer = c.plan.kv_layers[c.op.i[STRATA_ATTENTION_I_KV_LAYER]];
   const int32_t n_head = c.op.i[STRATA_ATTENTION_I_N_HEAD];
   if (n_head % layer.n_head_kv != 0) return c.row.bad("i[N_HEAD]", n_head, "a multiple of the cache's n_head_kv is needed");
-  if ((c.op.in[2] < 0) != (layer.v_in_k == 1))
+  if (c.op.in[1] < 0 && c.op.in[2] >= 0) return c.row.bad("in[2]", c.op.in[2], "values come with keys, and in[1] is -1");
+  if (c.op.in[1] >= 0 && (c.op.in[2] < 0) != (layer.v_in_k == 1))
     return c.row.bad("in[2]", c.op.in[2], "-1 goes with v_in_k 1, a buffer with 0");
   return c.vector(0, n_head);
 }
@@ -326,9 +327,12 @@ Status check_reads(const Plan& plan, const strata_op& op, const Order& order, co
 Status check_selection(const Plan& plan, const strata_op& op, Order& order, int32_t index, const Row& row) {
   if (op.kind == STRATA_OP_ATTENTION) {
     int32_t& writer = order.kv_writer[op.i[STRATA_ATTENTION_I_KV_LAYER]];
-    if (writer != 0)
-      return row.bad("i[KV_LAYER]", op.i[STRATA_ATTENTION_I_KV_LAYER], "an earlier op stores into this layer");
-    writer = index + 1;
+    const bool stores = op.in[1] >= 0;
+    if (stores == (writer != 0)) {
+      return row.bad("i[KV_LAYER]", op.i[STRATA_ATTENTION_I_KV_LAYER],
+                     stores ? "an earlier op stores into this layer" : "no earlier op stores into this layer");
+    }
+    if (stores) writer = index + 1;
   }
   if (op.kind >= STRATA_OP_CONV) {
     int32_t& user = order.state_user[op.i[STRATA_CONV_I_STATE]];
