@@ -10,7 +10,7 @@ TOOLS := $(VENV)/.installed
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt 2>/dev/null)
 ARGS ?=
 
-.PHONY: help serve test lint format native-tests sanitize neon fuzz slow bench wheel clean docs
+.PHONY: help serve test lint format native-tests sanitize neon fuzz gpu slow bench wheel clean docs
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -76,6 +76,9 @@ neon: $(VENV)/.strata ## compile the library for 64-bit ARM (needs: sudo apt ins
 
 fuzz: $(VENV)/.strata-dev ## mutated model files against the reader for SECS seconds (300)
 	$(PY) tools/fuzz_gguf.py --seconds $(or $(SECS),300)
+
+gpu: $(VENV)/.strata-dev ## CUDA kernels on this machine's GPU: bits against the CPU's, sanitizers, speed
+	PATH=$(CURDIR)/$(VENV)/bin:$$PATH tools/gpu_kernels.sh "$$($(PY) -c 'import nvidia.cuda_nvrtc as n; print(n.__path__[0])')/lib"
 
 slow: $(VENV)/.strata-dev native-tests ## the long proofs that make test leaves out
 	$(PY) -m pytest -m slow $(ARGS)

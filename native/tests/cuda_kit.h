@@ -109,9 +109,11 @@ class Device {
     const size_t words = (static_cast<size_t>(n) * sizeof(T) + 3) / 4;
     gpu.CU(gpu.driver.cuMemAlloc(&address_, words * 4 + 4));
     gpu.CU(gpu.driver.cuMemsetD32(address_, 0x7fc00000u, words));
+    gpu.CU(gpu.driver.cuCtxSynchronize());  // the kernels' stream does not wait for fills and copies of the default one
   }
   Device(Gpu& gpu, const std::vector<T>& values) : Device(gpu, static_cast<int64_t>(values.size())) {
     if (!values.empty()) gpu.CU(gpu.driver.cuMemcpyHtoD(address_, values.data(), values.size() * sizeof(T)));
+    gpu.CU(gpu.driver.cuCtxSynchronize());
   }
   ~Device() { gpu_.driver.cuMemFree(address_); }
   Device(const Device&) = delete;

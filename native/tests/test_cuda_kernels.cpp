@@ -1,7 +1,7 @@
 // The CUDA kernels that read weights, against the scalar CPU kernels, bit for bit: every type, odd row counts, 1 to 8
 // tokens.
 //
-// test_cuda_kernels [NVRTC library or folder] [cache folder] [short]; exit code 77: no GPU here.
+// test_cuda_kernels [NVRTC library or folder] [cache folder] [short | all] [GGML type number]; exit code 77: no GPU here.
 #include "cuda_kit.h"
 
 namespace {
@@ -108,8 +108,8 @@ void test_linear(Gpu& gpu, const Case& c, const Inputs& in, const std::vector<ui
   args.act_stride = in.gpu_stride;
   args.factor = 1.0f;
   args.softcap = c.n_tokens % 2 == 0 ? 30.0f : 0.0f;
-  gpu.launch(c.kernels->linear, cuda::linear_kernel(*c.kernels, args.n_tokens), 2 * blocks_of(c), 1, c.kernels->threads, 0,
-             args);
+  gpu.launch(c.kernels->linear, cuda::linear_kernel(*c.kernels, args.n_tokens), 2 * blocks_of(c), 1,
+             cuda::linear_threads(*c.kernels, args.n_tokens), 0, args);
   std::vector<float> got = y.read(), want = plain, want_z = plain;
   for (size_t i = want.size(); i < got.size(); ++i) {
     if (bits_of(got[i]) != 0x7fc00000u)
@@ -277,9 +277,11 @@ int main(int argc, char** argv) {
   const bool is_short = argc > 3 && std::strcmp(argv[3], "short") == 0;  // under compute-sanitizer
   for (const int32_t type :
        {8, 39, 12, 14, 0, 1, 30, 2, 3, 6, 7, 20, 40, 10, 11, 13, 23, 34, 35, 16, 17, 22, 18, 21, 19, 29}) {
+    if (argc > 4 && std::atoi(argv[4]) != type) continue;
     Case c{cpu::type_kernels(cpu::Tier::scalar, type), cuda::type_kernels(type), 0, 0, 0};
     const int64_t block = c.facts->block;
     std::vector<int64_t> cols{block, 3 * block, 7 * block, 37 * block};  // units end inside a bundle and an unrolled round
+    if (block == 32) cols.push_back(101 * block);                        // more than one pass of the one-token kernels
     if (block == 1) cols = {1, 15, 33, 2048 + 77};
     for (const int64_t n_cols : cols) {
       if (is_short && n_cols > 7 * block && block > 1) continue;

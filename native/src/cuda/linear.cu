@@ -28,16 +28,17 @@ STRATA_DEVICE void linear(const LinearArgs& args) {
   while (p + 1 < args.n_parts && static_cast<int>(blockIdx.x) >= args.part[p + 1].first_block) ++p;
   const LinearPart& part = args.part[p];
   const int group = blockIdx.x - part.first_block;
-  if constexpr (kTokens > 1) {
+  if constexpr (kTokens == 1) {
+    __shared__ OneTokenRoom<Q> units;
+    accumulate_one<Q>(part.w + group * Q::group_bytes(args.n_cols), args.n_cols, threadIdx.x, args.acts, units, room);
+  } else {
     if (args.n_tokens <= kTokens / 2)
       linear_tokens<Q, kTokens / 2>(args, part, group, room);
     else
       linear_tokens<Q, kTokens>(args, part, group, room);
-  } else {
-    linear_tokens<Q, kTokens>(args, part, group, room);
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < args.n_tokens * kGroupRows; i += Team<Q>::kThreads) {
+  for (int i = threadIdx.x; i < args.n_tokens * kGroupRows; i += static_cast<int>(blockDim.x)) {
     const int t = i / kGroupRows, lane = i % kGroupRows, row = group * kGroupRows + lane;
     if (row >= part.n_rows) continue;
     const float scale = part.scale != nullptr ? args.factor * *part.scale : args.factor;
@@ -50,10 +51,10 @@ STRATA_DEVICE void linear(const LinearArgs& args) {
 
 }  // namespace
 
-#define STRATA_LINEAR(tokens)                                                 \
-  extern "C" __global__ void __launch_bounds__(Team<STRATA_PACKED>::kThreads) \
-      k_linear_##tokens(const __grid_constant__ LinearArgs args) {            \
-    linear<STRATA_PACKED, tokens>(args);                                      \
+#define STRATA_LINEAR(tokens)                                                                                            \
+  extern "C" __global__ void __launch_bounds__(tokens == 1 ? STRATA_PACKED::kOneThreads : Team<STRATA_PACKED>::kThreads) \
+      k_linear_##tokens(const __grid_constant__ LinearArgs args) {                                                       \
+    linear<STRATA_PACKED, tokens>(args);                                                                                 \
   }
 
 STRATA_LINEAR(1)

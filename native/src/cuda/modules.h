@@ -22,19 +22,24 @@ extern const int32_t kNModules;
 const Module* find_module(const char* name);  // null: no such module
 
 // The modules that hold the kernels of a weight type. Blocks of a k_linear or k_expert_rows launch: rows_per_block rows
-// each, `threads` threads. `packed`: the type has the interleaved layout and k_expert_in_*; the others read file rows.
+// each. `packed`: the type has the interleaved layout and k_expert_in_*; the others
+// read file rows.
 struct TypeKernels {
   int32_t type;         // GGML type number
   const char* linear;   // k_linear_*, k_embed
   const char* experts;  // k_expert_rows_*, and k_expert_in_* when packed
   int32_t rows_per_block;
-  int32_t threads;
+  int32_t threads_one;    // of a block of k_linear_1
+  int32_t threads;        // of the other kernels; k_expert_in takes twice as many
   int32_t embed_columns;  // columns of one block of k_embed
   int32_t embed_threads;
   bool packed;
 };
 const TypeKernels* type_kernels(int32_t type);  // null: unknown
 
+inline int32_t linear_threads(const TypeKernels& type, int32_t n_tokens) {
+  return n_tokens == 1 ? type.threads_one : type.threads;
+}
 // The kernel variant for a step of n_tokens (1 .. kMaxTokens): "k_linear_2".
 const char* linear_kernel(const TypeKernels& type, int32_t n_tokens);
 const char* expert_rows_kernel(const TypeKernels& type, int32_t n_tokens);

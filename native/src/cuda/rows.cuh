@@ -12,10 +12,10 @@
 
 namespace strata::cuda {
 
+// Decoded codes (local) times activation codes (global).
 STRATA_DEVICE int32_t dot_int8(const int8_t* a, const int8_t* b, int n) {
   int32_t sum = 0;
-  for (int i = 0; i < n; i += 4)
-    sum = dot4(*reinterpret_cast<const uint32_t*>(a + i), *reinterpret_cast<const uint32_t*>(b + i), sum);
+  for (int i = 0; i < n; i += 4) sum = dot4(*reinterpret_cast<const uint32_t*>(a + i), load_word(b + i), sum);
   return sum;
 }
 

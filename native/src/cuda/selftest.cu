@@ -18,6 +18,21 @@ extern "C" __global__ void k_test_math(const float* x, float* out, int n) {
   out[6 * n + i] = v * 0x1p-126f + v * v;
 }
 
+// Reads n quads of 16 bytes: what the card's memory gives to a kernel that does nothing else. out is written if a sum is 1.
+extern "C" __global__ void __launch_bounds__(512) k_test_read(const Quad* from, int64_t n, uint32_t* out) {
+  uint32_t sum = 0;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * 512;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * 512 + threadIdx.x; i < n; i += 4 * step) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (i + k * step >= n) break;
+      const Quad q = load_quad(from + i + k * step);
+      sum += q.x ^ q.y ^ q.z ^ q.w;
+    }
+  }
+  if (sum == 1) *out = sum;
+}
+
 // All 65,536 halves to floats and back.
 extern "C" __global__ void k_test_half(float* floats, uint16_t* halves) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
