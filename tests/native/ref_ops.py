@@ -110,7 +110,7 @@ def attention(q: Any, k: Any, v: Any, mask: Any, scale: float, *, softcap: float
 
 
 def router(logits: Any, n_used: int, scores: int, **options: Any) -> tuple[list[int], Doubles]:
-    """One row's experts in order of choice and their weights. options: bias, groups (n, used), normalize, norm_min, scale, by_logits."""
+    """One row's experts in order of choice and their weights. options: bias, groups (n, used), normalize, norm_min, scale, by_logits, chunk."""
     x = np.asarray(logits, np.float64)
     score = {1: softmax, 2: sigmoid, 3: lambda v: v, 4: lambda v: np.sqrt(np.log1p(np.exp(v)))}[scores](x)
     choice = x if options.get("by_logits") else score
@@ -121,6 +121,7 @@ def router(logits: Any, n_used: int, scores: int, **options: Any) -> tuple[list[
     groups = sorted(range(n_group), key=lambda g: (-best_two[g], g))[:n_group_used]
     allowed = [e for e in range(len(x)) if group_of[e] in groups]
     ids = sorted(allowed, key=lambda e: (-choice[e], e))[:n_used]
+    ids = [e // options.get("chunk", 1) for e in ids]
     weights = softmax(x[ids]) if scores == 3 else score[ids]
     if options.get("normalize"):
         weights = weights / max(weights.sum(), options.get("norm_min", 0.0))

@@ -78,6 +78,22 @@ def test_attention(abi: Any, abi_ffi: Any, name: str) -> None:
     np.testing.assert_allclose(got, expected(parts, dims[0], **case), rtol=2e-5, atol=4e-6)
 
 
+def test_a_layer_reads_another_ones_cache(abi: Any, abi_ffi: Any) -> None:
+    """Queries alone see what the op before them has stored, this step's rows included, behind their own window."""
+    plan = Plan(abi_ffi, abi, n_batch=N + 8)
+    x = np.random.default_rng(3).standard_normal((N, 96)).astype(np.float32)
+    inputs, first, out = plan.inputs(x, 64), plan.buffer(32), plan.buffer(32)
+    plan.kv_layers.append({"n_head_kv": 1, "head_k": 16, "head_v": 16, "v_in_k": 0})
+    q, k, v, other = (plan.view(inputs, at, width) for at, width in ((0, 32), (32, 16), (48, 16), (64, 32)))
+    plan.op("ATTENTION", [q, k, v], [first], n_head=2, causal=1, scale=0.25)
+    plan.op("ATTENTION", [other], [out], n_head=2, causal=1, scale=0.25, window=9)
+    plan.result(out)
+    parts = {"q": x[:, 64:].reshape(N, 2, 16), "k": x[:, 32:48].reshape(N, 1, 16), "v": x[:, 48:64].reshape(N, 1, 16)}
+    want = expected({name: part.astype(np.float64) for name, part in parts.items()}, 16, window=9)
+    got = same_everywhere(plan, list(range(N)))[:, :32]
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize(("kv_type", "tolerance"), [(1, 2e-3), (8, 4e-2)])
 def test_rounded_caches(abi: Any, abi_ffi: Any, kv_type: int, tolerance: float) -> None:
     plan, parts = attention_plan(abi_ffi, abi, (6, 2), (64, 32))

@@ -28,6 +28,7 @@ ROUTERS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "softmax of the chosen, bias": (3, 2, {"bias": BIAS}),
     "sqrt of softplus": (4, 5, {"normalize": True, "scale": 1.5}),
     "by logits": (2, 3, {"by_logits": True, "norm_min": 4.0, "normalize": True}),
+    "by logits, chunks": (1, 4, {"by_logits": True, "normalize": True, "chunk": 4}),
     "all": (1, 16, {}),
 }
 
@@ -40,6 +41,7 @@ def router_plan(ffi: Any, lib: Any, x: Any, scores: int, n_used: int, options: d
     n_group, n_group_used = options.get("groups", (0, 0))
     fields = {"n_group": n_group, "n_group_used": n_group_used, "normalize": options.get("normalize", False)}
     fields |= {"select_logits": options.get("by_logits", False), "norm_min": options.get("norm_min", 0)}
+    fields |= {"chunk": options.get("chunk", 0)}
     weights = [plan.vector(options["bias"])] if "bias" in options else []
     scale = options.get("scale", 1)
     plan.op(

@@ -141,7 +141,7 @@ def test_add(abi: Any, abi_ffi: Any, a: float, b: float | None) -> None:
     np.testing.assert_array_equal(rows_of(plan, 30), want)
 
 
-@pytest.mark.parametrize("act", [0, 1, 2])
+@pytest.mark.parametrize("act", [0, 1, 2, 3])
 @pytest.mark.parametrize("n_vec", [0, 5, 1])
 def test_mul(abi: Any, abi_ffi: Any, act: int, n_vec: int) -> None:
     plan, x = Plan(abi_ffi, abi), table(60)
@@ -151,7 +151,7 @@ def test_mul(abi: Any, abi_ffi: Any, act: int, n_vec: int) -> None:
     plan.op("MUL", operands, [out], width=30, act=act, n_vec=n_vec)
     plan.result(out)
     y = x[:, 30 : 30 + n_factor].astype(np.float64)
-    y = [y, ref.sigmoid(y), y * ref.sigmoid(y)][act]
+    y = [y, ref.sigmoid(y), y * ref.sigmoid(y), np.logaddexp(0, y)][act]
     want = x[:, :30] * np.repeat(y, 30 // n_factor, axis=1)
     np.testing.assert_allclose(rows_of(plan, 30), want, rtol=1e-6, atol=1e-7)
 
@@ -164,6 +164,17 @@ def test_clamp(abi: Any, abi_ffi: Any) -> None:
     plan.result(inputs)
     want = x.copy()
     want[:, 10:30] = np.clip(want[:, 10:30], -1.5, 1.5)
+    np.testing.assert_array_equal(rows_of(plan, 50), want)
+
+
+def test_scale_by_a_weight(abi: Any, abi_ffi: Any) -> None:
+    plan, x = Plan(abi_ffi, abi), table(50)
+    inputs = plan.inputs(x, 50)
+    part = plan.view(inputs, 10, 20)
+    plan.op("SCALE", [part], [part], [plan.vector(np.array([-1.7], np.float32))], width=20)
+    plan.result(inputs)
+    want = x.copy()
+    want[:, 10:30] *= np.float32(-1.7)
     np.testing.assert_array_equal(rows_of(plan, 50), want)
 
 
