@@ -19,8 +19,8 @@ PY_FUNCTION_MAX = 60
 CPP_FUNCTION_MAX = 80
 KERNEL_MAX = 150
 HEADER_MAX = 600
-# Public models by name, the test kit, and pre-tokenizers, some of which are called like an architecture.
-NAMES_ALLOWED = ("strata/testing/", "strata/synthetic/", "strata/text/pretokenizers.py")
+# Public models by name, the test kit, and tokenizers, some of which are called like an architecture.
+NAMES_ALLOWED = ("strata/testing/", "strata/synthetic/", "strata/text/")
 _NO_FUNCTION = re.compile(
     r"(namespace|struct|class|enum|union|extern|static const|const|constexpr|alignas|inline const)\b.*[^)]\s*\{$"
 )
