@@ -26,7 +26,7 @@ from strata.arch.plan import plan as make_plan
 from strata.config import load_config
 from strata.engine.backend import Phase
 from strata.engine.expert_cache import ExpertCache
-from strata.engine.heat import LASTING_TOKENS, PRIOR_TOKENS, RECENT_TOKENS, Heat
+from strata.engine.heat import LASTING_TOKENS, PRIOR_TOKENS, RECENT_TOKENS, Heat, ShiftDetector
 from strata.engine.placement import Experts, experts_of, split_slots
 from strata.engine.profile import ProfileDims, dims_of, profile_ranking, read_profile
 from strata.engine.swaps import LinkLoad, SwapBudget, SwapRule, swap_rate
@@ -53,6 +53,7 @@ class Conversation(msgspec.Struct):
     warm_link_frac: float
     link_frac: float  # of the whole conversation
     ram_frac: float
+    windows: list[tuple[float, float, int]]  # of WINDOW tokens: hit share, the best fixed choice's, swaps
 
 
 def main() -> int:
@@ -90,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
     policy.add_argument("--margin", type=float, default=rule.margin)
     policy.add_argument("--min-count", type=float, default=rule.min_count)
     policy.add_argument("--noise", type=float, default=rule.noise)
+    policy.add_argument("--no-shift", action="store_true", help="changes of topic are not looked for")
     machine = made.add_argument_group("machine")
     machine.add_argument("--ram", type=float, default=105e9, metavar="BYTES_PER_S")
     machine.add_argument("--link", type=float, default=55e9, metavar="BYTES_PER_S")
@@ -117,7 +119,8 @@ def report(args: argparse.Namespace) -> str:
     )
     budget = SwapBudget(swap_rate(load), 32 * max(experts.slot_bytes), 0.0)
     rule = SwapRule(margin=args.margin, min_count=args.min_count, noise=args.noise)
-    cache = ExpertCache(experts, split, budget, heat=heat, rule=rule, adapt=not args.static)
+    detector = ShiftDetector(drop=0.0) if args.no_shift else None
+    cache = ExpertCache(experts, split, budget, heat=heat, rule=rule, detector=detector, adapt=not args.static)
     cache.residency.fill(chosen)
     rates = MachineRates(ram_bytes_per_s=args.ram, link_bytes_per_s=args.link, fixed_s=args.fixed_ms / 1e3)
     replay = Replay(cache, rates)
@@ -126,7 +129,7 @@ def report(args: argparse.Namespace) -> str:
     seconds = time.perf_counter() - started
     if args.json:
         made = {"arguments": vars(args), "split": split, "shifts": cache.n_shifts, "conversations": lines}
-        return msgspec.json.format(msgspec.json.encode(made), indent=1).decode()
+        return msgspec.json.encode(made).decode()
     n_tokens = sum(line.n_tokens for line in lines)
     mode = "static" if cache.static or args.static else "adaptive"
     head = (
@@ -183,6 +186,7 @@ def conversation(name: str, windows: list[Window], rates: MachineRates) -> Conve
         warm_link_frac=sum(w.swap_bytes for w in warm) / sum(w.seconds for w in warm) / rates.link_bytes_per_s,
         link_frac=rate / rates.link_bytes_per_s,
         ram_frac=rate / rates.ram_bytes_per_s,
+        windows=[(round(w.hit_frac, 4), round(w.best_frac, 4), w.n_swaps) for w in windows],
     )
 
 

@@ -31,7 +31,7 @@ class ExpertCache:
     since says that another would hit more by the rule's margin.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (each part can be replaced by a test or a measurement)
         self,
         experts: Experts,
         split: Split,
@@ -39,6 +39,7 @@ class ExpertCache:
         *,
         heat: Heat | None = None,
         rule: SwapRule | None = None,
+        detector: ShiftDetector | None = None,
         adapt: bool = True,
     ) -> None:
         self.experts = experts
@@ -51,7 +52,7 @@ class ExpertCache:
         self.n_hits = 0
         self.n_uses = 0
         self.n_shifts = 0
-        self._detector = ShiftDetector()
+        self._detector = detector or ShiftDetector()
         self._settled: NDArray[np.float64] | None = None  # heat that a static choice goes by
         self._settle_at = SETTLE_TOKENS
         self._n_seen = -1  # decoded tokens at the last plan that found nothing
