@@ -132,11 +132,11 @@ def split_slots(experts: Experts, heat: Heat, budget_bytes: int, *, spares: int 
     spare = fill.reserve(spares)
     fill.floors()
     fill.rest()
-    for kind, n in enumerate(spare):
-        if n and not fill.is_outside(kind):  # wholly resident: its spare slots are of no use
+    while useless := [kind for kind, n in enumerate(spare) if n and not fill.is_outside(kind)]:
+        for kind in useless:  # wholly resident
+            fill.room += spare[kind] * experts.slot_bytes[kind]
             spare[kind] = 0
-            fill.room += n * experts.slot_bytes[kind]
-    fill.rest()
+        fill.rest()
     return fill.split(spare)
 
 

@@ -138,12 +138,12 @@ def _outside(residency: Residency) -> Mask:
 
 
 def _hottest(heat: NDArray[np.float64], among: Mask, sets: NDArray[np.intp], n: int) -> list[tuple[int, int]]:
-    """The n hottest of some sets, hottest first; ties by (expert, set), so that they go round the sets."""
+    """The n hottest of some sets, hottest first; which of several equally hot ones is left out is not said."""
     values = np.where(among[sets], heat[sets], -1.0)
     flat = values.reshape(-1)
     top = np.argpartition(flat, -n)[-n:] if n < flat.size else np.arange(flat.size)
     rows, columns = np.divmod(top, values.shape[1])
-    order = np.lexsort((rows, columns, -flat[top]))
+    order = np.lexsort((top, -flat[top]))
     return [(int(sets[rows[i]]), int(columns[i])) for i in order if flat[top[i]] >= 0]
 
 

@@ -36,7 +36,7 @@ def test_the_rule_s_three_conditions():
     assert wants(15.1, 10, noise=1.0)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.sampled_from(["uniform", "mixed"]), st.integers(0, 10_000), st.integers(1, 6))
 def test_pairs_are_those_of_a_naive_search(which, seed, most):
     experts = uniform() if which == "uniform" else mixed()
@@ -66,7 +66,12 @@ def test_pairs_are_those_of_a_naive_search(which, seed, most):
     if most > 1 or experts.n_classes != 1:
         return
     first = oracle(host, split, heat, rule, chosen & ~hold_back)
-    assert got[:1] == first
+    assert len(got) == len(first)
+    for pair, best in zip(got, first, strict=True):  # of equally hot ones any may come
+        assert heat[pair[0]] == heat[best[0]]
+        assert (pair[1] is None) == (best[1] is None)
+        if pair[0] == best[0] and pair[1] is not None:
+            assert heat[pair[1]] == heat[best[1]]
 
 
 def oracle(host, split, heat, rule, resident):
@@ -91,7 +96,7 @@ def oracle(host, split, heat, rule, resident):
     return [(newcomer, min(victims))]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(
     st.lists(st.tuples(st.floats(0, 2), st.integers(0, 3000), st.floats(0, 5000)), max_size=40),
     st.floats(0, 5000),
