@@ -53,6 +53,7 @@ STRATA_API int64_t strata_struct_bytes(const char* name) {
       STRATA_STRUCT(strata_load_stats), STRATA_STRUCT(strata_engine_config), STRATA_STRUCT(strata_engine_bytes),
       STRATA_STRUCT(strata_sample),     STRATA_STRUCT(strata_sampled),       STRATA_STRUCT(strata_step),
       STRATA_STRUCT(strata_completion), STRATA_STRUCT(strata_engine_stats),  STRATA_STRUCT(strata_state),
+      STRATA_STRUCT(strata_slot_entry),
   };
 #undef STRATA_STRUCT
   for (const auto& row : kStructs) {
@@ -280,6 +281,33 @@ STRATA_API int32_t strata_engine_state_copy(strata_engine* engine, int32_t from,
   Error& error = begin();
   if (engine == nullptr) return null_argument(error, "engine");
   return engine->engine.state_copy(from, to, error);
+}
+
+STRATA_API int32_t strata_experts_copy(strata_engine* engine, int32_t set, int32_t expert, int32_t slot, uint64_t* number) {
+  Error& error = begin();
+  if (engine == nullptr) return null_argument(error, "engine");
+  if (number == nullptr) return null_argument(error, "number");
+  return engine->engine.experts_copy(set, expert, slot, number, error);
+}
+
+STRATA_API int32_t strata_experts_copied(strata_engine* engine, uint64_t* number) {
+  Error& error = begin();
+  if (engine == nullptr) return null_argument(error, "engine");
+  if (number == nullptr) return null_argument(error, "number");
+  return engine->engine.experts_copied(number, error);
+}
+
+STRATA_API int32_t strata_experts_commit(strata_engine* engine, const strata_slot_entry* entries, int32_t n) {
+  Error& error = begin();
+  if (engine == nullptr) return null_argument(error, "engine");
+  return engine->engine.experts_commit(entries, n, error);
+}
+
+STRATA_API int32_t strata_engine_handoffs(strata_engine* engine, int32_t kind, int64_t* bins) {
+  Error& error = begin();
+  if (engine == nullptr) return null_argument(error, "engine");
+  if (bins == nullptr) return null_argument(error, "bins");
+  return engine->engine.handoffs(kind, bins, error);
 }
 
 }  // extern "C"
