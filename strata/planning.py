@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,16 +16,27 @@ from strata.arch.plan import plan as make_plan
 from strata.arch.plan_tables import ModelPlan
 from strata.arch.registry import Registry
 from strata.arch.spec import Arch
-from strata.config import Config
+from strata.config import Config, EngineConfig
 from strata.engine.backend import KV_BLOCK_TOKENS
-from strata.engine.budget import Ledger, Line, Place, choose_ctx, gib_text, n_kv_blocks, ram_limit
+from strata.engine.budget import (
+    GPU_CONTEXT_BYTES,
+    Ledger,
+    Line,
+    Place,
+    choose_ctx,
+    gib_text,
+    n_kv_blocks,
+    ram_limit,
+    vram_limit,
+)
 from strata.errors import ConfigError, ModelError
 from strata.ffi.library import Library
 from strata.ffi.native import EngineBytes, EngineOptions, NativeModel
 from strata.gguf.inventory import fingerprint
 from strata.gguf.reader import GgufFile, read_gguf
-from strata.machine import machine_memory, resident_bytes
+from strata.machine import kernel_cache, machine_memory, nvrtc_folder, resident_bytes
 from strata.models import demo_model_path
+from strata.placing import Placed, place
 from strata.text.chat import RESERVED_VARIABLES, ChatTemplate
 from strata.text.tokenizer import Tokenizer
 
@@ -102,6 +113,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     n_ctx: int
     load_mode: str
     trace_path: str | None  # where the routing of every step goes
+    engine: EngineConfig
+    placed: Placed | None  # None: no expert has a slot
     report: Report | None
 
 
@@ -177,11 +190,17 @@ def prepare(config: Config, source: Source, shape: Shape, report: Report | None 
         n_threads=config.engine.n_threads or library.cpu_count,
         poison=config.engine.poison,
         spin_us=config.engine.spin_us,
+        **_device_options(config.engine),
     )
     with NativeModel(library, model_plan) as model:
+        placement = _place(config.engine, library, model, run, source)
+        run = placement.run
         sizes = model.measure(run)
-    mode, mapped = _load_mode(config, source, model_plan, limit - base_bytes - sizes.kv - sizes.state - sizes.scratch)
-    notes = [note] if note else []
+    beside = sizes.kv + sizes.state + sizes.scratch + sizes.shared + (sizes.device if run.device == "sim" else 0)
+    mode, mapped = _load_mode(config, source, model_plan, limit - base_bytes - beside)
+    if mapped and placement.placed is not None:
+        raise ConfigError("experts that stay in the mapped file cannot be copied to a device; use --cpu-moe")
+    notes = [*([note] if note else []), *(placement.placed.notes if placement.placed is not None else ())]
     if model_plan.states:
         notes.append("the model has recurrent states: each prompt is computed whole, earlier ones are not reused")
     if mapped:
@@ -192,6 +211,8 @@ def prepare(config: Config, source: Source, shape: Shape, report: Report | None 
         lines=_lines(model_plan, run, sizes, base_bytes, mapped),
         ram_limit_bytes=limit,
         ram_limit_source=limit_source,
+        vram_limit_bytes=placement.limit_bytes,
+        vram_limit_source=placement.limit_source,
         notes=tuple(notes),
     )
     return Prepared(
@@ -203,8 +224,66 @@ def prepare(config: Config, source: Source, shape: Shape, report: Report | None 
         n_ctx=n_ctx,
         load_mode=mode,
         trace_path=config.engine.trace_path,
+        engine=config.engine,
+        placed=placement.placed,
         report=report,
     )
+
+
+class _Placement(msgspec.Struct, frozen=True, kw_only=True):
+    run: EngineOptions
+    placed: Placed | None = None
+    limit_bytes: int = 0  # of the GPU
+    limit_source: str = ""
+
+
+def _device_options(config: EngineConfig) -> dict[str, Any]:
+    """The fields of EngineOptions that say what computes beside the CPU."""
+    options: dict[str, Any] = {
+        "device": config.backend,
+        "ordinal": config.device,
+        "vram_limit_bytes": config.vram_limit_bytes,
+        "handoff_deadline_s": config.handoff_deadline_s * config.deadline_scale,
+    }
+    if config.backend == "cuda":
+        options["nvrtc_path"] = config.nvrtc_path or nvrtc_folder()
+        options["cubin_cache"] = kernel_cache()
+    return options
+
+
+def _place(
+    config: EngineConfig, library: Library, model: NativeModel, run: EngineOptions, source: Source
+) -> _Placement:
+    """Where experts go. Raises: ConfigError, ProfileError, NativeError without a GPU."""
+    if run.device == "cpu":
+        _refuse_device_settings(config)
+        return _Placement(run=run)
+    asked = config.vram_limit_bytes or None
+    if run.device == "cuda":
+        gpu = library.gpu(run.ordinal)
+        limit, limit_source = vram_limit(gpu.free_bytes, gpu.total_bytes, asked)
+        room = limit - GPU_CONTEXT_BYTES - model.measure(run).device
+    else:
+        limit, limit_source = 0, ""
+        room = None if asked is None else asked - model.measure(run).device
+    placed = place(config, model.plan, source.fingerprint, room)
+    if placed is not None:
+        run = msgspec.structs.replace(run, class_of_set=placed.experts.class_of, n_slots=placed.split.slots())
+    return _Placement(run=run, placed=placed, limit_bytes=limit, limit_source=limit_source)
+
+
+def _refuse_device_settings(config: EngineConfig) -> None:
+    """Settings that would silently do nothing on the CPU alone."""
+    given = {
+        "--vram-limit": config.vram_limit_bytes,
+        "--expert-slots": max(config.expert_slots, 0),
+        "--n-cpu-moe": config.n_cpu_moe,
+        "--profile": config.profile_path,
+        "--swap-every-step": config.swap_every_step,
+    }
+    for flag, value in given.items():
+        if value:
+            raise ConfigError(f"{flag} {value} is for a device that holds experts; the backend is cpu (--backend cuda)")
 
 
 def _lines(plan: ModelPlan, run: EngineOptions, sizes: EngineBytes, base_bytes: int, mapped: int) -> tuple[Line, ...]:
@@ -220,9 +299,32 @@ def _lines(plan: ModelPlan, run: EngineOptions, sizes: EngineBytes, base_bytes: 
             name="activations", place=Place.RAM, n_bytes=sizes.activations, note=f"steps of up to {plan.n_batch} tokens"
         ),
         Line(name="scratch", place=Place.RAM, n_bytes=sizes.scratch, note=f"{run.n_threads} threads"),
+        *_device_lines(run, sizes),
         Line(name="experts in the file", place=Place.MAPPED, n_bytes=mapped, note="page cache"),
     ]
     return tuple(line for line in lines if line.n_bytes)
+
+
+def _device_lines(run: EngineOptions, sizes: EngineBytes) -> list[Line]:
+    if run.device == "sim":
+        note = f"{sum(run.n_slots)} expert slots"
+        return [
+            Line(name="sim device", place=Place.RAM, n_bytes=sizes.device, note=note),
+            Line(name="mailbox", place=Place.RAM, n_bytes=sizes.shared),
+        ]
+    if run.device == "cpu":
+        return []
+    return [
+        Line(name="mailbox", place=Place.PINNED, n_bytes=sizes.shared),
+        Line(name="GPU context", place=Place.VRAM, n_bytes=GPU_CONTEXT_BYTES, note="the driver's, kernels and graphs"),
+        Line(
+            name="dense parts",
+            place=Place.VRAM,
+            n_bytes=sizes.device - sizes.slots,
+            note="weights, KV cache, activations",
+        ),
+        Line(name="expert slots", place=Place.VRAM, n_bytes=sizes.slots, note=f"{sum(run.n_slots)} slots"),
+    ]
 
 
 def prepare_serving(config: Config, source: Source, report: Report | None = None) -> Prepared:

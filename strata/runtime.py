@@ -19,13 +19,17 @@ from tqdm import tqdm
 from strata import __version__
 from strata.config import Config
 from strata.engine.backend import Backend
+from strata.engine.cached import CachedBackend, fill_slots
+from strata.engine.expert_cache import ExpertCache
 from strata.engine.loop import Engine
+from strata.engine.swaps import LinkLoad, SwapBudget, swap_rate
 from strata.engine.trace import TraceWriter
 from strata.engine.traced import TracedBackend, trace_header
 from strata.errors import ConfigError, StrataError
 from strata.ffi.library import Library
 from strata.ffi.native import NativeBackend, NativeModel
 from strata.gguf.quants import GROUP_ROWS, row_bytes
+from strata.placing import Placed, save_profile
 from strata.planning import Prepared, Report, Shape, Source, plan_text, prepare, prepare_serving
 from strata.server.access import read_keys
 from strata.server.app import App, build_app
@@ -41,6 +45,7 @@ from strata.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from strata.synthetic import SyntheticModel
 
+_SWAP_BURST = 8  # experts whose copies the swap budget may save up
 _FILL_BYTES = 8 << 20  # of a synthetic model handed over at once
 _STATUS_INTERRUPTED = 130
 _READ_BYTES = 512 << 20  # read by measure_read: several times any cache
@@ -91,12 +96,44 @@ async def open_backend(prepared: Prepared) -> AsyncGenerator[Backend]:
                 stats = await model.aload(mode=prepared.load_mode, n_threads=n_threads, on_progress=progress)
                 if stats.direct_refused and prepared.report is not None:
                     prepared.report("note: direct reads were refused for this file; plain reads took their place")
-        n_ctx = prepared.n_ctx
-        backend = NativeBackend(model, prepared.run, n_ctx=n_ctx, capture_routing=trace is not None)
+        capture = trace is not None or prepared.placed is not None
+        native = NativeBackend(model, prepared.run, n_ctx=prepared.n_ctx, capture_routing=capture)
         try:
+            backend: Backend = native
+            if prepared.placed is not None:
+                backend = await _with_cache(native, prepared, prepared.placed)
             yield backend if trace is None else TracedBackend(backend, trace)
         finally:
-            await backend.aclose()
+            await native.aclose()
+        if prepared.placed is not None and prepared.engine.profile_path is not None:
+            save_profile(prepared.engine.profile_path, prepared.plan, prepared.placed, source.fingerprint, source.name)
+
+
+async def _with_cache(native: NativeBackend, prepared: Prepared, placed: Placed) -> CachedBackend:
+    """The backend with its first experts resident, their copies behind a progress bar."""
+    config, threads = prepared.engine, prepared.run.n_threads
+    rate = config.swap_budget
+    if rate == 0 and placed.adapt:
+        read = await trio.to_thread.run_sync(measure_read, threads)
+        load = LinkLoad(link_bytes_per_s=read, link_busy_frac=0.0, ram_bytes_per_s=read, ram_busy_frac=1.0)
+        rate = round(swap_rate(load))
+    largest = max(placed.experts.slot_bytes)
+    cache = ExpertCache(
+        placed.experts,
+        placed.split,
+        SwapBudget(float(rate), _SWAP_BURST * largest, time.monotonic()),
+        heat=placed.heat,
+        adapt=placed.adapt,
+    )
+    backend = CachedBackend(native, cache, swap_every_step=config.swap_every_step)
+    n_first = int(placed.chosen.sum())
+    with tqdm(total=n_first, desc="filling slots", unit="expert", delay=0.5) as bar:
+
+        def filled(n: int) -> None:
+            bar.update(n - bar.n)
+
+        await fill_slots(native, cache, placed.chosen, filled)
+    return backend
 
 
 @contextmanager

@@ -343,6 +343,18 @@ int32_t strata_cpu_count(void);    /* processors this process may use: affinity 
 /* Reads `bytes` of touched memory with n_threads, several times; best rate in bytes per second. Blocks for about 1 s. */
 int32_t strata_measure_read(int32_t n_threads, int64_t bytes, double* bytes_per_s);
 
+typedef struct strata_gpu {
+  uint32_t struct_size;
+  int32_t sm; /* compute capability: 89 is 8.9 */
+  int32_t n_multiprocessors;
+  int32_t reserved;
+  int64_t total_bytes;
+  int64_t free_bytes; /* beside all that runs on it now, this process's own context included */
+  char name[128];
+} strata_gpu;
+/* STRATA_E_UNSUPPORTED: no driver, no such GPU, or too old a one; the text says which. */
+int32_t strata_gpu_info(int32_t ordinal, strata_gpu* gpu);
+
 /* ---- model ------------------------------------------------------------------------------------------------------ */
 
 typedef struct strata_model strata_model;

@@ -6,6 +6,7 @@
 #include "base/measure.h"
 #include "base/threads.h"
 #include "cpu/kernels.h"
+#include "cuda/gpu_info.h"
 #include "handles.h"
 #include "strata.h"
 
@@ -53,7 +54,7 @@ STRATA_API int64_t strata_struct_bytes(const char* name) {
       STRATA_STRUCT(strata_load_stats), STRATA_STRUCT(strata_engine_config), STRATA_STRUCT(strata_engine_bytes),
       STRATA_STRUCT(strata_sample),     STRATA_STRUCT(strata_sampled),       STRATA_STRUCT(strata_step),
       STRATA_STRUCT(strata_completion), STRATA_STRUCT(strata_engine_stats),  STRATA_STRUCT(strata_state),
-      STRATA_STRUCT(strata_slot_entry),
+      STRATA_STRUCT(strata_slot_entry), STRATA_STRUCT(strata_gpu),
   };
 #undef STRATA_STRUCT
   for (const auto& row : kStructs) {
@@ -191,6 +192,12 @@ STRATA_API int32_t strata_model_close(strata_model* model) {
   begin();
   if (model != nullptr && !model->model.lost.load(std::memory_order_acquire)) delete model;
   return STRATA_OK;
+}
+
+STRATA_API int32_t strata_gpu_info(int32_t ordinal, strata_gpu* gpu) {
+  Error& error = begin();
+  STRATA_TRY(check_struct(error, "gpu", gpu));
+  return strata::cuda::gpu_info(ordinal, *gpu, error);
 }
 
 STRATA_API int32_t strata_engine_measure(const strata_model* model, const strata_engine_config* config,

@@ -1,0 +1,103 @@
+"""Which experts get slots at the start: from the settings, the model's sizes and perhaps a profile."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from strata import __version__
+from strata.arch.plan_tables import ModelPlan
+from strata.config import EngineConfig
+from strata.engine.heat import Heat
+from strata.engine.placement import Experts, Mask, Split, exact_slots, experts_of, split_slots
+from strata.engine.profile import Sidecar, dims_of, profile_pairs, profile_ranking, read_profile, write_profile
+from strata.errors import ConfigError
+
+__all__ = ["Placed", "place", "save_profile"]
+
+
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
+    """The first choice, and what the cache starts from."""
+
+    experts: Experts
+    split: Split
+    chosen: Mask
+    heat: Heat
+    adapt: bool
+    notes: tuple[str, ...] = ()
+
+
+def place(config: EngineConfig, plan: ModelPlan, fingerprint: str, room_bytes: int | None) -> Placed | None:
+    """Divide the device's room among the experts; None: no expert gets a slot.
+
+    room_bytes: what is left for slots; None: not limited. Raises: ConfigError, ProfileError.
+    """
+    n_layers_on_cpu = _layers_on_cpu(config, plan)
+    if not plan.expert_sets or n_layers_on_cpu == plan.n_layer or config.expert_slots == 0:
+        return None
+    experts = experts_of(plan)
+    heat = Heat(experts.n_sets, experts.width)
+    notes: list[str] = []
+    if config.profile_path is not None and Path(config.profile_path).exists():
+        loaded = read_profile(config.profile_path, dims_of(plan), fingerprint=fingerprint)
+        heat.seed(profile_ranking(experts, loaded.profile), experts.token_cycle)
+        notes.extend(loaded.notes)
+    elif config.profile_path is not None:
+        notes.append(f"{config.profile_path} does not exist yet; it is written when the engine is closed")
+    if n_layers_on_cpu:
+        split, chosen = _whole_layers(experts, n_layers_on_cpu, room_bytes)
+        return Placed(experts=experts, split=split, chosen=chosen, heat=heat, adapt=False, notes=tuple(notes))
+    if config.expert_slots >= 0:
+        split, chosen = exact_slots(experts, heat.values(), config.expert_slots)
+        if room_bytes is not None and split.n_bytes(experts) > room_bytes:
+            raise ConfigError(
+                f"--expert-slots {config.expert_slots} needs {split.n_bytes(experts)} bytes with its spare slots; "
+                f"{room_bytes} are left on the device"
+            )
+    else:
+        room = sum(n * int(size) for n, size in zip(experts.n_expert, experts.bytes_of, strict=True))
+        split, chosen = split_slots(experts, heat.values(), room if room_bytes is None else max(room_bytes, 0))
+    if split.note:
+        notes.append(split.note)
+    if not sum(split.slots()):
+        return None
+    return Placed(experts=experts, split=split, chosen=chosen, heat=heat, adapt=config.adapt, notes=tuple(notes))
+
+
+def _layers_on_cpu(config: EngineConfig, plan: ModelPlan) -> int:
+    if config.cpu_moe and config.n_cpu_moe:
+        raise ConfigError("--cpu-moe leaves all experts to the CPU; --n-cpu-moe beside it has no meaning")
+    if (config.cpu_moe or config.n_cpu_moe) and config.expert_slots >= 0:
+        raise ConfigError("--expert-slots and --cpu-moe or --n-cpu-moe both say where experts go; give one")
+    return plan.n_layer if config.cpu_moe else min(config.n_cpu_moe, plan.n_layer)
+
+
+def _whole_layers(experts: Experts, n_on_cpu: int, room_bytes: int | None) -> tuple[Split, Mask]:
+    """All experts of the layers from n_on_cpu on, none of the others, for good."""
+    on_device = np.asarray(experts.layers) >= n_on_cpu
+    chosen = experts.exists & on_device[:, None]
+    kinds = np.asarray(experts.class_of)
+    resident = tuple(int(chosen[kinds == kind].sum()) for kind in range(experts.n_classes))
+    split = Split(resident, (0,) * experts.n_classes, tuple(int(n) for n in chosen.sum(axis=1)))
+    if room_bytes is not None and split.n_bytes(experts) > room_bytes:
+        raise ConfigError(
+            f"--n-cpu-moe {n_on_cpu} leaves experts of {split.n_bytes(experts)} bytes to the device, which has "
+            f"room for {room_bytes}; a larger number fits"
+        )
+    return split, chosen
+
+
+def save_profile(path: str, plan: ModelPlan, placed: Placed, fingerprint: str, model: str) -> None:
+    """Write what was learned, for the next start. Raises: ProfileError."""
+    pairs = profile_pairs(placed.experts, placed.heat.ranking())
+    sidecar = Sidecar(
+        fingerprint=fingerprint,
+        model=model,
+        tokens=placed.heat.n_decoded,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        tool_version=__version__,
+    )
+    write_profile(path, dims_of(plan), pairs, slots=sum(placed.split.resident), sidecar=sidecar)
