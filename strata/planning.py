@@ -200,13 +200,7 @@ def prepare(config: Config, source: Source, shape: Shape, report: Report | None 
     mode, mapped = _load_mode(config, source, model_plan, limit - base_bytes - beside)
     if mapped and placement.placed is not None:
         raise ConfigError("experts that stay in the mapped file cannot be copied to a device; use --cpu-moe")
-    notes = [*([note] if note else []), *(placement.placed.notes if placement.placed is not None else ())]
-    if model_plan.states:
-        notes.append("the model has recurrent states: each prompt is computed whole, earlier ones are not reused")
-    if mapped:
-        notes.append("the experts stay in the mapped file in its own layout: the same bits, but slower")
-    if shape.text:
-        notes.extend(source.tokenizer.notes)
+    notes = _notes(source, shape, model_plan, placement, note, mapped)
     ledger = Ledger(
         lines=_lines(model_plan, run, sizes, base_bytes, mapped),
         ram_limit_bytes=limit,
@@ -228,6 +222,20 @@ def prepare(config: Config, source: Source, shape: Shape, report: Report | None 
         placed=placement.placed,
         report=report,
     )
+
+
+def _notes(
+    source: Source, shape: Shape, plan: ModelPlan, placement: _Placement, note: str | None, mapped: int
+) -> list[str]:
+    """What the user should know about the plan."""
+    notes = [*([note] if note else []), *(placement.placed.notes if placement.placed is not None else ())]
+    if plan.states:
+        notes.append("the model has recurrent states: each prompt is computed whole, earlier ones are not reused")
+    if mapped:
+        notes.append("the experts stay in the mapped file in its own layout: the same bits, but slower")
+    if shape.text:
+        notes.extend(source.tokenizer.notes)
+    return notes
 
 
 class _Placement(msgspec.Struct, frozen=True, kw_only=True):
