@@ -71,21 +71,6 @@ struct ExpertArgs {
   float p0, p1;
 };
 
-// k_group_experts: sorts the chosen experts of a step of up to kMaxTokens tokens into resident tasks and missed pairs.
-struct GroupArgs {
-  const int32_t* ids;  // selection row of token t at t * selection_stride
-  int64_t selection_stride;
-  const uint64_t* slots;  // [n_expert] address of the resident slot, 0: missed
-  ExpertTask* tasks;
-  int32_t* n_tasks;
-  int32_t* pair_token;  // of the resident pairs, grouped by task: token, and token * n_used + rank
-  int32_t* pair_out;
-  int32_t* n_pairs;  // resident pairs
-  int32_t* missed;   // token * n_used + rank of the missed pairs, ascending
-  int32_t* n_missed;
-  int32_t n_tokens, n_used, n_expert;
-};
-
 // k_norm: n_vec vectors of `width` in each of the grid's rows. Kinds are STRATA_NORM_*.
 struct NormArgs {
   const float* x;
@@ -124,6 +109,7 @@ struct RouterArgs {
   int64_t logits_stride, selection_stride;  // elements of 4 bytes
   int32_t n_expert, n_used, scores, n_group, n_group_used, normalize, select_logits;
   float scale, norm_min;
+  int32_t chunk;  // above 1: id e becomes e / chunk once chosen
 };
 
 // k_combine: the fields of STRATA_OP_COMBINE.
