@@ -55,9 +55,9 @@ class SimDevice final : public Device {
     return STRATA_OK;
   }
   Status copy_expert(const uint8_t* from, int64_t bytes, int64_t slot_offset, uint64_t number, Error& error) override {
-    return slots_.copy(from, bytes, slot_offset, number, error);
+    return slots_.copies().add({from, bytes, slot_offset, number}, error);
   }
-  uint64_t copies_done() override { return slots_.done(); }
+  uint64_t copies_done() override { return slots_.copies().done(); }
   Status table_changed(Error&) override { return STRATA_OK; }  // the ops read the one table
 
  private:
