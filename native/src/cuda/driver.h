@@ -26,8 +26,8 @@ constexpr CUresult kCudaSuccess = 0, kCudaOutOfMemory = 2, kCudaNotReady = 600;
 constexpr int32_t kAttributeMultiprocessors = 16, kAttributeMajor = 75, kAttributeMinor = 76;
 // CU_MEMHOSTALLOC_*, CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 constexpr uint32_t kHostPortable = 1, kHostMapped = 2, kStreamNonBlocking = 1, kCaptureThreadLocal = 1;
-// CU_MEMHOSTREGISTER_*, CU_EVENT_DISABLE_TIMING
-constexpr uint32_t kRegisterPortable = 1, kRegisterMapped = 2, kEventNoTiming = 2;
+// CU_MEMHOSTREGISTER_*; CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING
+constexpr uint32_t kRegisterPortable = 1, kRegisterMapped = 2, kEventSleeps = 1, kEventNoTiming = 2;
 // CU_FUNC_ATTRIBUTE_*
 constexpr int32_t kFunctionLocalBytes = 3, kFunctionRegisters = 4;
 

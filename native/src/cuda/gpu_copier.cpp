@@ -13,7 +13,7 @@ Status GpuCopier::open(const Driver& driver, CUcontext context, CUdeviceptr slot
   STRATA_CU(driver, error, cuMemHostAlloc(&ring, kPieces * kPieceBytes, kHostPortable));
   ring_ = static_cast<uint8_t*>(ring);
   STRATA_CU(driver, error, cuStreamCreate(&stream_, kStreamNonBlocking));
-  for (CUevent& event : free_) STRATA_CU(driver, error, cuEventCreate(&event, kEventNoTiming));
+  for (CUevent& event : free_) STRATA_CU(driver, error, cuEventCreate(&event, kEventSleeps | kEventNoTiming));
   return queue_.open(make, this, error);
 }
 
@@ -40,7 +40,8 @@ Status GpuCopier::make(void* copier, const ExpertCopy& copy, Error& error) {
 Status GpuCopier::copy_pieces(const ExpertCopy& copy, Error& error) {
   const Driver& driver = *driver_;
   int32_t piece = 0;
-  for (int64_t at = 0; at < copy.bytes; at += kPieceBytes, piece = (piece + 1) % kPieces) {
+  for (int64_t at = 0; at < copy.bytes; at += kPieceBytes) {
+    piece = (piece + 1) % kPieces;
     const int64_t n = std::min(kPieceBytes, copy.bytes - at);
     uint8_t* staged = ring_ + piece * kPieceBytes;
     STRATA_CU(driver, error, cuEventSynchronize(free_[piece]));  // an event that was never recorded is done
@@ -50,7 +51,8 @@ Status GpuCopier::copy_pieces(const ExpertCopy& copy, Error& error) {
         cuMemcpyHtoDAsync(slots_ + static_cast<uint64_t>(copy.slot_offset + at), staged, static_cast<size_t>(n), stream_));
     STRATA_CU(driver, error, cuEventRecord(free_[piece], stream_));
   }
-  STRATA_CU(driver, error, cuStreamSynchronize(stream_));
+  // By the event, which sleeps: a wait for the stream would keep a core from the CPU's experts.
+  STRATA_CU(driver, error, cuEventSynchronize(free_[piece]));
   return STRATA_OK;
 }
 

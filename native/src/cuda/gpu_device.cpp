@@ -15,8 +15,6 @@ namespace {
 constexpr int64_t kEndNs = int64_t{20} * 1000000000;    // a step that does not end by then never will
 constexpr int64_t kMaxContextBytes = int64_t{1} << 30;  // what is more than this beside us belongs to other programs
 
-}  // namespace
-
 GpuConfig gpu_config(const strata_engine_config& config, int64_t slots_bytes) {
   GpuConfig made{};
   made.ordinal = config.ordinal;
@@ -31,20 +29,20 @@ GpuConfig gpu_config(const strata_engine_config& config, int64_t slots_bytes) {
   return made;
 }
 
+}  // namespace
+
 Status GpuDevice::open(const DeviceSetup& setup, Error& error) {
   setup_.emplace(setup);
   config_ = gpu_config(setup.config, setup.slots.bytes());
   const Plan& plan = setup.model.plan;
-  STRATA_TRY(check_plan(plan, config_, error));
+  STRATA_TRY(check_plan(plan, error));
   STRATA_TRY(layout_.plan_places(plan, config_, error));
   if (!addresses_.resize(plan.expert_sets.size() * layout_.width))
     return error.fail(STRATA_E_MEMORY, "no memory for the device's tables");
   STRATA_TRY(open_card(error));
   size_t free_before = 0, total = 0;
   STRATA_CU(driver_, error, cuMemGetInfo(&free_before, &total));
-  if (config_.vram_limit_bytes > 0 && layout_.bytes > config_.vram_limit_bytes)
-    return error.fail(STRATA_E_DEVICE_MEMORY, "the GPU's part takes %lld bytes; %lld may be used",
-                      static_cast<long long>(layout_.bytes), static_cast<long long>(config_.vram_limit_bytes));
+  STRATA_TRY(check_room(static_cast<int64_t>(free_before), error));
   STRATA_TRY(compiler_.open(config_.nvrtc_path, error));
   STRATA_TRY(
       modules_.open(driver_, compiler_, plan, config_.kv_type, card_.info().sm, config_.cubin_cache, functions_, error));
@@ -53,7 +51,22 @@ Status GpuDevice::open(const DeviceSetup& setup, Error& error) {
   STRATA_TRY(copier_.open(driver_, card_.context(), at(layout_.slots), error));
   gpu_ = {&driver_,          &plan,   &layout_,         &functions_,         &setup.mailbox,           arena_,
           gpu_.mailbox_base, stream_, config_.max_seqs, config_.poison != 0, setup.slots.n_slots() > 0};
+  STRATA_TRY(launcher_.open(gpu_, card_.context(), error));
   return check_vram(free_before, error);
+}
+
+// Before anything is allocated; the driver's own part is known only afterwards.
+Status GpuDevice::check_room(int64_t free_bytes, Error& error) const {
+  const bool limited = config_.vram_limit_bytes > 0 && config_.vram_limit_bytes < free_bytes;
+  const int64_t room = limited ? config_.vram_limit_bytes : free_bytes;
+  if (layout_.bytes <= room) return STRATA_OK;
+  return error.fail(STRATA_E_DEVICE_MEMORY,
+                    "the GPU's part takes %lld bytes (dense weights %lld, KV cache %lld, expert slots %lld, activations and "
+                    "scratch %lld); %lld %s",
+                    static_cast<long long>(layout_.bytes), static_cast<long long>(layout_.dense_bytes),
+                    static_cast<long long>(layout_.kv_bytes), static_cast<long long>(layout_.slots_bytes),
+                    static_cast<long long>(layout_.bytes - layout_.dense_bytes - layout_.kv_bytes - layout_.slots_bytes),
+                    static_cast<long long>(room), limited ? "may be used" : "are free on the GPU");
 }
 
 Status GpuDevice::open_card(Error& error) {
@@ -113,6 +126,7 @@ void GpuDevice::close() {
   Error ignored;
   use_context(ignored);
   end_step(ignored);
+  launcher_.close();
   copier_.close();
   graphs_.close(driver_);
   modules_.close();
@@ -159,31 +173,48 @@ StepShape GpuDevice::pack(const strata_step& step, uint64_t sequence) {
 }
 
 Status GpuDevice::begin_step(const strata_step& step, uint64_t sequence, Error& error) {
+  if (lost_) return error.fail(STRATA_E_DEVICE, "an earlier step on the GPU has never ended");
+  const int32_t n_blocks = *std::max_element(step.pos, step.pos + step.n_tokens) / static_cast<int32_t>(kKvBlock) + 1;
+  if (n_blocks > config_.n_kv_blocks)
+    return error.fail(STRATA_E_ARGUMENT, "a sequence names %d KV blocks; the cache has %d", n_blocks, config_.n_kv_blocks);
   STRATA_TRY(use_context(error));
   const StepShape shape = pack(step, sequence);
   running_ = true;
-  if (shape.n_tokens <= kMaxGraphTokens) {
-    STRATA_TRY(graphs_.launch(gpu_, shape, inputs_, error));
-  } else {
-    Walk walk(gpu_, shape, inputs_, error);
-    STRATA_TRY(walk.run());
-  }
-  STRATA_CU(driver_, error, cuEventRecord(ended_, stream_));
+  if (shape.n_tokens <= kMaxGraphTokens) return graphs_.launch(gpu_, shape, inputs_, error);
+  launching_ = true;
+  launcher_.start(shape, inputs_, sequence);
   return STRATA_OK;
 }
 
 Status GpuDevice::end_step(Error& error) {
   if (!running_) return STRATA_OK;
   running_ = false;
-  STRATA_TRY(use_context(error));
-  // Also after a launch that failed half-way: what was launched before it must have ended.
-  STRATA_CU(driver_, error, cuEventRecord(ended_, stream_));
   const int64_t deadline = now_ns() + kEndNs;
+  Status status = STRATA_OK;
+  if (launching_) {
+    launching_ = false;
+    if (!launcher_.wait(deadline)) {
+      lost_ = true;
+      return error.fail(STRATA_E_DEVICE, "the GPU did not take a step's launches within 20 s");
+    }
+    status = launcher_.result(error);
+  }
+  STRATA_TRY(use_context(error));
+  const Status ended = wait_stream(deadline, error);
+  return status != STRATA_OK ? status : ended;
+}
+
+// Also after a launch that failed half-way: what was launched before it must have ended.
+Status GpuDevice::wait_stream(int64_t deadline_ns, Error& error) {
+  STRATA_CU(driver_, error, cuEventRecord(ended_, stream_));
   for (;;) {
     const CUresult result = driver_.cuEventQuery(ended_);
     if (result == kCudaSuccess) return STRATA_OK;
     if (result != kCudaNotReady) return driver_.fail(result, "a step on the GPU", __FILE__, __LINE__, error);
-    if (now_ns() > deadline) return error.fail(STRATA_E_DEADLINE, "the GPU did not end a step within 20 s");
+    if (now_ns() > deadline_ns) {
+      lost_ = true;
+      return error.fail(STRATA_E_DEVICE, "the GPU did not end a step within 20 s");
+    }
     sched_yield();
   }
 }
@@ -213,9 +244,11 @@ Status GpuDevice::table_changed(Error& error) {
       addresses_[int64_t{s} * layout_.width + e] = slot < 0 ? 0 : at(layout_.slots + setup_->slots.offset(slot));
     }
   }
+  // On the steps' stream, which waits for no other.
   if (addresses_.size() > 0)
-    STRATA_CU(driver_, error,
-              cuMemcpyHtoD(at(layout_.addresses), addresses_.data(), static_cast<size_t>(addresses_.size()) * 8));
+    STRATA_CU(
+        driver_, error,
+        cuMemcpyHtoDAsync(at(layout_.addresses), addresses_.data(), static_cast<size_t>(addresses_.size()) * 8, stream_));
   return STRATA_OK;
 }
 
@@ -226,7 +259,7 @@ namespace strata {
 Status cuda_device_bytes(const Model& model, const strata_engine_config& config, int64_t slots_bytes, int64_t* bytes,
                          Error& error) {
   const cuda::GpuConfig gpu = cuda::gpu_config(config, slots_bytes);
-  STRATA_TRY(cuda::check_plan(model.plan, gpu, error));
+  STRATA_TRY(cuda::check_plan(model.plan, error));
   cuda::GpuLayout layout;
   STRATA_TRY(layout.plan_places(model.plan, gpu, error));
   *bytes = layout.bytes;

@@ -5,6 +5,7 @@
 #include "cuda/compiler.h"
 #include "cuda/gpu_copier.h"
 #include "cuda/gpu_graphs.h"
+#include "cuda/gpu_launcher.h"
 #include "engine/device.h"
 
 namespace strata::cuda {
@@ -28,9 +29,11 @@ class GpuDevice final : public strata::Device {
   Status open_card(Error& error);
   Status open_memory(Error& error);
   Status upload(Error& error);
+  Status check_room(int64_t free_bytes, Error& error) const;
   Status check_vram(size_t free_before, Error& error);
   Status use_context(Error& error) const;
   StepShape pack(const strata_step& step, uint64_t sequence);
+  Status wait_stream(int64_t deadline_ns, Error& error);
   CUdeviceptr at(int64_t place) const { return arena_ + static_cast<uint64_t>(place); }
 
   std::optional<DeviceSetup> setup_;
@@ -42,6 +45,7 @@ class GpuDevice final : public strata::Device {
   GpuFunctions functions_{};
   GpuLayout layout_;
   GpuGraphs graphs_;
+  GpuLauncher launcher_;
   GpuCopier copier_;
   GpuContext gpu_{};
   CUdeviceptr arena_ = 0;
@@ -49,10 +53,9 @@ class GpuDevice final : public strata::Device {
   CUevent ended_ = nullptr;
   uint8_t* inputs_ = nullptr;  // page-locked, layout_.inputs_bytes
   bool mailbox_locked_ = false;
-  bool running_ = false;
+  bool running_ = false, launching_ = false;
+  bool lost_ = false;          // a step has never ended
   Array<uint64_t> addresses_;  // the table as the kernels read it
 };
-
-GpuConfig gpu_config(const strata_engine_config& config, int64_t slots_bytes);
 
 }  // namespace strata::cuda

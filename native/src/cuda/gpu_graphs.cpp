@@ -36,7 +36,7 @@ Status GpuGraphs::capture(const GpuContext& gpu, const StepShape& shape, const u
   const Driver& driver = *gpu.driver;
   STRATA_CU(driver, error, cuStreamBeginCapture(gpu.stream, kCaptureThreadLocal));
   Walk walk(gpu, shape, inputs, error);
-  const Status status = walk.run();
+  const Status status = walk.run(0);
   CUgraph graph = nullptr;
   const CUresult ended = driver.cuStreamEndCapture(gpu.stream, &graph);
   if (status != STRATA_OK || ended != kCudaSuccess) {

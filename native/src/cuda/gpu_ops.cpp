@@ -36,9 +36,17 @@ const float* Walk::vector(int32_t tensor) const {
 
 const TypeFunctions& Walk::type_of(int32_t tensor) const { return gpu_.functions->types[gpu_.plan->tensors[tensor].type]; }
 
-Status Walk::run() {
+bool Walk::given_up(uint64_t sequence) const {
+  return sequence != 0 &&
+         (gpu_.mailbox->load(kMailboxAbort) >= sequence || gpu_.mailbox->load(kMailboxFailure) >> kFailureShift >= sequence);
+}
+
+Status Walk::run(uint64_t sequence) {
   STRATA_TRY(begin());
-  for (int64_t i = 0; i < gpu_.plan->ops.size(); ++i) STRATA_TRY(op(i));
+  for (int64_t i = 0; i < gpu_.plan->ops.size(); ++i) {
+    if (given_up(sequence)) return STRATA_E_CANCELLED;
+    STRATA_TRY(op(i));
+  }
   return finish();
 }
 

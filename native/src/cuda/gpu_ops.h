@@ -16,7 +16,7 @@ struct GpuContext {
   const Plan* plan;
   const GpuLayout* layout;
   const GpuFunctions* functions;
-  const Mailbox* mailbox;
+  Mailbox* mailbox;
   CUdeviceptr arena;         // the layout's
   CUdeviceptr mailbox_base;  // the mailbox's memory as the GPU sees it
   CUstream stream;
@@ -32,14 +32,16 @@ struct StepShape {
 };
 
 // Refuses, with the op's place, what no kernel here computes.
-Status check_plan(const Plan& plan, const GpuConfig& config, Error& error);
+Status check_plan(const Plan& plan, Error& error);
 
 class Walk {
  public:
   // `inputs`: page-locked host memory with the step's inputs, packed as input_places says.
   Walk(const GpuContext& gpu, const StepShape& shape, const uint8_t* inputs, Error& error);
-  // Launches the whole step, from the copy of its inputs to step_done.
-  Status run();
+  // Launches the whole step, from the copy of its inputs to step_done. sequence: of the step; when the host or the device
+  // gives it up, the launches end with STRATA_E_CANCELLED. 0: a capture, which nobody gives up.
+  Status run(uint64_t sequence);
+  int32_t n_jobs() const { return n_jobs_; }
 
  private:
   // Rounded rows that are still what their buffer holds.
@@ -88,6 +90,7 @@ class Walk {
   // gpu_ops.cpp
   Status begin();
   Status finish();
+  bool given_up(uint64_t sequence) const;
   Status op(int64_t index);
   Status run_op(const strata_op& op);
   Status name_place(Status status, int64_t index);
