@@ -59,13 +59,15 @@ format: $(VENV)/.lint ## rewrite sources in the house's format
 	$(VENV)/bin/ruff format -q .
 	$(VENV)/bin/clang-format -i $$(find native -name '*.cpp' -o -name '*.h')
 
-sanitize: $(VENV)/.strata-dev ## native tests under ASan and UBSan, pool and queue under TSan (about ten minutes)
+sanitize: $(VENV)/.strata-dev ## native tests under ASan and UBSan, pool, queue and sim device under TSan (about ten minutes)
 	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH cmake -S native -B build/asan -G Ninja -DSTRATA_TESTS=ON -DSTRATA_SANITIZE=address,undefined >/dev/null
 	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH ninja -C build/asan libstrata_test.so | tail -n 1
 	NATIVE_TESTS=build/asan LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 $(PY) -m pytest tests/native $(ARGS)
 	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH cmake -S native -B build/tsan -G Ninja -DSTRATA_TESTS=ON -DSTRATA_SANITIZE=thread >/dev/null
-	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH ninja -C build/tsan test_pool bench_decode | tail -n 1
+	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH ninja -C build/tsan test_pool bench_decode libstrata_test.so | tail -n 1
+	NATIVE_TESTS=build/tsan LD_PRELOAD="$$($(CXX) -print-file-name=libtsan.so)" TSAN_OPTIONS=exitcode=66 \
+	  $(PY) -m pytest tests/native/test_engine_sim.py -p no:cacheprovider
 	build/tsan/test_pool
 	build/tsan/bench_decode 2 3 1 300 4 tiny && build/tsan/bench_decode 2 3 40 0 2 tiny
 

@@ -19,12 +19,12 @@ from strata.arch.spec import Arch
 from strata.config import Config, EngineConfig
 from strata.engine.backend import KV_BLOCK_TOKENS
 from strata.engine.budget import (
-    GPU_CONTEXT_BYTES,
     Ledger,
     Line,
     Place,
     choose_ctx,
     gib_text,
+    gpu_context_bytes,
     n_kv_blocks,
     ram_limit,
     vram_limit,
@@ -202,7 +202,7 @@ def prepare(config: Config, source: Source, shape: Shape, report: Report | None 
         raise ConfigError("experts that stay in the mapped file cannot be copied to a device; use --cpu-moe")
     notes = _notes(source, shape, model_plan, placement, note, mapped)
     ledger = Ledger(
-        lines=_lines(model_plan, run, sizes, base_bytes, mapped),
+        lines=_lines(model_plan, placement, sizes, base_bytes, mapped),
         ram_limit_bytes=limit,
         ram_limit_source=limit_source,
         vram_limit_bytes=placement.limit_bytes,
@@ -243,6 +243,7 @@ class _Placement(msgspec.Struct, frozen=True, kw_only=True):
     placed: Placed | None = None
     limit_bytes: int = 0  # of the GPU
     limit_source: str = ""
+    context_bytes: int = 0  # the driver's own
 
 
 def _device_options(config: EngineConfig) -> dict[str, Any]:
@@ -270,14 +271,15 @@ def _place(
     if run.device == "cuda":
         gpu = library.gpu(run.ordinal)
         limit, limit_source = vram_limit(gpu.free_bytes, gpu.total_bytes, asked)
-        room = limit - GPU_CONTEXT_BYTES - model.measure(run).device
+        context = gpu_context_bytes(gpu.free_bytes, gpu.total_bytes)
+        room = limit - context - model.measure(run).device
     else:
-        limit, limit_source = 0, ""
+        limit, limit_source, context = 0, "", 0
         room = None if asked is None else asked - model.measure(run).device
     placed = place(config, model.plan, source.fingerprint, room)
     if placed is not None:
         run = msgspec.structs.replace(run, class_of_set=placed.experts.class_of, n_slots=placed.split.slots())
-    return _Placement(run=run, placed=placed, limit_bytes=limit, limit_source=limit_source)
+    return _Placement(run=run, placed=placed, limit_bytes=limit, limit_source=limit_source, context_bytes=context)
 
 
 def _refuse_device_settings(config: EngineConfig) -> None:
@@ -294,8 +296,11 @@ def _refuse_device_settings(config: EngineConfig) -> None:
             raise ConfigError(f"{flag} {value} is for a device that holds experts; the backend is cpu (--backend cuda)")
 
 
-def _lines(plan: ModelPlan, run: EngineOptions, sizes: EngineBytes, base_bytes: int, mapped: int) -> tuple[Line, ...]:
+def _lines(
+    plan: ModelPlan, placement: _Placement, sizes: EngineBytes, base_bytes: int, mapped: int
+) -> tuple[Line, ...]:
     """Who holds how much; owners of nothing are left out."""
+    run = placement.run
     n_tokens = run.n_kv_blocks * KV_BLOCK_TOKENS
     lines = [
         Line(name="process", place=Place.RAM, n_bytes=base_bytes, note="Python and its libraries"),
@@ -307,13 +312,13 @@ def _lines(plan: ModelPlan, run: EngineOptions, sizes: EngineBytes, base_bytes: 
             name="activations", place=Place.RAM, n_bytes=sizes.activations, note=f"steps of up to {plan.n_batch} tokens"
         ),
         Line(name="scratch", place=Place.RAM, n_bytes=sizes.scratch, note=f"{run.n_threads} threads"),
-        *_device_lines(run, sizes),
+        *_device_lines(run, sizes, placement.context_bytes),
         Line(name="experts in the file", place=Place.MAPPED, n_bytes=mapped, note="page cache"),
     ]
     return tuple(line for line in lines if line.n_bytes)
 
 
-def _device_lines(run: EngineOptions, sizes: EngineBytes) -> list[Line]:
+def _device_lines(run: EngineOptions, sizes: EngineBytes, context_bytes: int) -> list[Line]:
     if run.device == "sim":
         note = f"{sum(run.n_slots)} expert slots"
         return [
@@ -324,7 +329,7 @@ def _device_lines(run: EngineOptions, sizes: EngineBytes) -> list[Line]:
         return []
     return [
         Line(name="mailbox", place=Place.PINNED, n_bytes=sizes.shared),
-        Line(name="GPU context", place=Place.VRAM, n_bytes=GPU_CONTEXT_BYTES, note="the driver's, kernels and graphs"),
+        Line(name="GPU context", place=Place.VRAM, n_bytes=context_bytes, note="the driver's, kernels and graphs"),
         Line(
             name="dense parts",
             place=Place.VRAM,

@@ -17,7 +17,8 @@ GIB = 1 << 30
 MIB = 1 << 20
 KEEP_FREE_FRAC = 0.10  # of all RAM stays with the rest of the machine
 KEEP_FREE_MIN_BYTES = 1 * GIB
-GPU_CONTEXT_BYTES = 512 * MIB  # the driver's own, with kernels and graphs; the device checks the real figure
+GPU_CONTEXT_MAX_BYTES = 1024 * MIB  # more than this beside us belongs to other programs
+GPU_KERNELS_BYTES = 96 * MIB  # loaded kernels and captured graphs; the device checks the real figure
 VRAM_KEEP_FRAC = 0.03
 VRAM_KEEP_MIN_BYTES = 384 * MIB
 MAX_KV_TOKENS = 1 << 30  # what block numbers can count
@@ -119,6 +120,11 @@ def ram_limit(machine: MachineMemory, asked_bytes: int | None) -> tuple[int, str
     return max(machine.available_bytes - keep, 0), f"available now less {gib_text(keep)} for the rest of the machine"
 
 
+def gpu_context_bytes(free_bytes: int, total_bytes: int) -> int:
+    """What the driver holds for us beside our own memory. free_bytes: with our context open."""
+    return min(total_bytes - free_bytes, GPU_CONTEXT_MAX_BYTES) + GPU_KERNELS_BYTES
+
+
 def vram_limit(free_bytes: int, total_bytes: int, asked_bytes: int | None) -> tuple[int, str]:
     """Bytes of the GPU that this process may hold, context included, and the reason.
 
@@ -127,7 +133,7 @@ def vram_limit(free_bytes: int, total_bytes: int, asked_bytes: int | None) -> tu
     if asked_bytes is not None:
         return asked_bytes, "--vram-limit"
     keep = max(VRAM_KEEP_MIN_BYTES, int(total_bytes * VRAM_KEEP_FRAC))
-    room = max(free_bytes + GPU_CONTEXT_BYTES - keep, 0)
+    room = max(free_bytes + min(total_bytes - free_bytes, GPU_CONTEXT_MAX_BYTES) - keep, 0)
     return room, f"free on the GPU less {gib_text(keep)} for the display and other programs"
 
 
