@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 import socket
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ import trio
 from tqdm import tqdm
 
 from strata import __version__
+from strata.arch.plan_tables import ModelPlan
 from strata.config import Config
 from strata.engine.backend import Backend
 from strata.engine.cached import CachedBackend, fill_slots
@@ -90,7 +93,7 @@ async def open_backend(prepared: Prepared) -> AsyncGenerator[Backend]:
                 bar.update(done_bytes - bar.n)
 
             if source.synthetic is not None:
-                await trio.to_thread.run_sync(_fill, model, source.synthetic, progress)
+                await trio.to_thread.run_sync(_fill, model, source.synthetic, prepared.run.n_threads, progress)
             else:
                 n_threads = prepared.run.n_threads
                 stats = await model.aload(mode=prepared.load_mode, n_threads=n_threads, on_progress=progress)
@@ -148,22 +151,45 @@ def _open_trace(prepared: Prepared) -> Generator[TraceWriter | None]:
         yield trace
 
 
-def _fill(model: NativeModel, source: SyntheticModel, progress: Callable[[int, int], None]) -> None:
-    """Generate a synthetic model's weights straight into the arena, piece by piece."""
+def _fill(model: NativeModel, source: SyntheticModel, n_threads: int, progress: Callable[[int, int], None]) -> None:
+    """Generate a synthetic model's weights straight into the arena, piece by piece, on several threads."""
     model.reserve()
     total, done = model.plan.weights_bytes, 0
-    for index, tensor in enumerate(model.plan.tensors):
+    with ThreadPoolExecutor(n_threads) as executor:
+        under_way: deque[Future[int]] = deque()
+        try:
+            for piece in _pieces(model.plan, source):
+                under_way.append(executor.submit(_fill_piece, model, source, piece))
+                if len(under_way) >= 2 * n_threads:
+                    done += under_way.popleft().result()
+                    progress(done, total)
+                    trio.from_thread.check_cancelled()
+            for future in under_way:
+                done += future.result()
+                progress(done, total)
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+
+_Piece = tuple[int, int, int, int, int]  # tensor, matrix, its first row, rows, first row in the synthetic tensor
+
+
+def _pieces(plan: ModelPlan, source: SyntheticModel) -> Generator[_Piece]:
+    for index, tensor in enumerate(plan.tensors):
         row = row_bytes(tensor.type, tensor.n_cols)
         first = (tensor.file_offset - source.tensors[tensor.name].offset) // row
         n_rows = max(min(tensor.n_rows, _FILL_BYTES // row // GROUP_ROWS * GROUP_ROWS), GROUP_ROWS)
         for mat in range(tensor.n_mats):
             start = first + mat * (tensor.file_stride_bytes // row)
             for at in range(0, tensor.n_rows, n_rows):
-                n = min(n_rows, tensor.n_rows - at)
-                model.fill(index, mat, at, n, source.tensor_bytes(tensor.name, start + at, n))
-                done += n * row
-                progress(done, total)
-                trio.from_thread.check_cancelled()
+                yield index, mat, at, min(n_rows, tensor.n_rows - at), start + at
+
+
+def _fill_piece(model: NativeModel, source: SyntheticModel, piece: _Piece) -> int:
+    index, mat, at, n, first = piece
+    rows = source.tensor_bytes(model.plan.tensors[index].name, first, n)
+    model.fill(index, mat, at, n, rows)
+    return rows.nbytes
 
 
 @asynccontextmanager
