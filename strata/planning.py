@@ -26,6 +26,7 @@ from strata.engine.budget import (
     gib_text,
     gpu_context_bytes,
     n_kv_blocks,
+    pin_limit,
     ram_limit,
     vram_limit,
 )
@@ -272,7 +273,11 @@ def _place(
         gpu = library.gpu(run.ordinal)
         limit, limit_source = vram_limit(gpu.free_bytes, gpu.total_bytes, asked)
         context = gpu_context_bytes(gpu.free_bytes, gpu.total_bytes)
-        room = limit - context - model.measure(run).device
+        sizes = model.measure(run)
+        room = limit - context - sizes.device
+        memory = machine_memory()
+        ram_bytes = min(memory.total_bytes, memory.cgroup_limit_bytes or memory.total_bytes)
+        run = msgspec.structs.replace(run, pin_limit_bytes=pin_limit(ram_bytes, sizes.shared))
     else:
         limit, limit_source, context = 0, "", 0
         room = None if asked is None else asked - model.measure(run).device

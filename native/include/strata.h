@@ -421,6 +421,7 @@ typedef struct strata_engine_config {
   const int32_t* n_slots;      /* [n_classes]; slots are numbered class by class */
   int64_t handoff_deadline_us; /* how long a device waits for missed experts, for every 8 tokens of a step; 0: 900 ms */
   int64_t vram_limit_bytes;    /* most that the engine may hold on the card, context included; 0: what is free */
+  int64_t pin_limit_bytes;     /* most RAM that is page-locked for copies of experts; the others go through a ring */
   const char* nvrtc_path;      /* NVRTC's library or folder; NULL: the system's */
   const char* cubin_cache;     /* folder for compiled kernels; NULL: none */
 } strata_engine_config;
@@ -520,6 +521,7 @@ typedef struct strata_engine_stats {
   int32_t op;
   int64_t heartbeat_age_ns; /* since the engine thread last made progress */
   int64_t steps, tokens, failed_steps, aborted_steps;
+  int64_t pinned_bytes; /* experts in page-locked RAM */
   int64_t weight_bytes, run_ns;
   int64_t sleeps, wakes; /* of pool workers */
 } strata_engine_stats;

@@ -118,6 +118,7 @@ class BackendHealth(msgspec.Struct, frozen=True, kw_only=True):
     failed_steps: int
     weight_bytes: int
     run_s: float
+    pinned_bytes: int = 0  # of experts in page-locked RAM
 
 
 class Backend(Protocol):

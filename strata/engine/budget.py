@@ -19,6 +19,8 @@ KEEP_FREE_FRAC = 0.10  # of all RAM stays with the rest of the machine
 KEEP_FREE_MIN_BYTES = 1 * GIB
 GPU_CONTEXT_MAX_BYTES = 1024 * MIB  # more than this beside us belongs to other programs
 GPU_KERNELS_BYTES = 96 * MIB  # loaded kernels and captured graphs; the device checks the real figure
+UNPINNED_MIN_BYTES = 4 * GIB
+UNPINNED_FRAC = 0.10
 VRAM_KEEP_FRAC = 0.03
 VRAM_KEEP_MIN_BYTES = 384 * MIB
 MAX_KV_TOKENS = 1 << 30  # what block numbers can count
@@ -118,6 +120,12 @@ def ram_limit(machine: MachineMemory, asked_bytes: int | None) -> tuple[int, str
         return max(room, 0), "cgroup limit less a reserve"
     keep = max(KEEP_FREE_MIN_BYTES, int(machine.total_bytes * KEEP_FREE_FRAC))
     return max(machine.available_bytes - keep, 0), f"available now less {gib_text(keep)} for the rest of the machine"
+
+
+def pin_limit(total_bytes: int, other_pinned_bytes: int) -> int:
+    """RAM that may be page-locked for experts: a part always stays the system's to move."""
+    keep = max(UNPINNED_MIN_BYTES, int(total_bytes * UNPINNED_FRAC))
+    return max(total_bytes - keep - other_pinned_bytes, 0)
 
 
 def gpu_context_bytes(free_bytes: int, total_bytes: int) -> int:

@@ -335,6 +335,7 @@ class NativeBackend:
             failed_steps=stats.failed_steps,
             weight_bytes=stats.weight_bytes,
             run_s=stats.run_ns / 1e9,
+            pinned_bytes=stats.pinned_bytes,
         )
 
     async def aclose(self) -> None:

@@ -53,6 +53,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     n_slots: tuple[int, ...] = ()  # by class; empty: no expert has a slot
     handoff_deadline_s: float = 0.0
     vram_limit_bytes: int = 0
+    pin_limit_bytes: int = 0
     nvrtc_path: str | None = None
     cubin_cache: str | None = None
 
@@ -80,7 +81,7 @@ def engine_config(ffi: Any, options: EngineOptions) -> tuple[Any, list[Any]]:
     config.step_deadline_us = round(options.step_deadline_s * 1e6)
     config.device, config.ordinal = ffi.integer_const(DEVICES[options.device]), options.ordinal
     config.handoff_deadline_us = round(options.handoff_deadline_s * 1e6)
-    config.vram_limit_bytes = options.vram_limit_bytes
+    config.vram_limit_bytes, config.pin_limit_bytes = options.vram_limit_bytes, options.pin_limit_bytes
     alive: list[Any] = []
 
     def keep(made: Any) -> Any:

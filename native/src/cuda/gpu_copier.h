@@ -1,6 +1,7 @@
-// Copies experts from ordinary memory to the card through a ring of page-locked pieces, on a stream of its own.
+// Copies experts to the card on a stream of its own: straight from page-locked memory, else through a page-locked ring.
 #pragma once
 #include "cuda/driver.h"
+#include "cuda/gpu_pins.h"
 #include "engine/copy_queue.h"
 
 namespace strata::cuda {
@@ -12,7 +13,7 @@ class GpuCopier {
   GpuCopier& operator=(const GpuCopier&) = delete;
 
   // `slots`: address of the slot arena. The context is the one that is current.
-  Status open(const Driver& driver, CUcontext context, CUdeviceptr slots, Error& error);
+  Status open(const Driver& driver, CUcontext context, CUdeviceptr slots, const GpuPins& pins, Error& error);
   // The context must be current.
   void close();
   CopyQueue& queue() { return queue_; }
@@ -25,6 +26,7 @@ class GpuCopier {
   Status copy_pieces(const ExpertCopy& copy, Error& error);
 
   const Driver* driver_ = nullptr;
+  const GpuPins* pins_ = nullptr;
   CUcontext context_ = nullptr;
   CUdeviceptr slots_ = 0;
   CUstream stream_ = nullptr;

@@ -24,6 +24,7 @@ GpuConfig gpu_config(const strata_engine_config& config, int64_t slots_bytes) {
   made.poison = config.poison;
   made.slots_bytes = slots_bytes;
   made.vram_limit_bytes = config.vram_limit_bytes;
+  made.pin_limit_bytes = config.pin_limit_bytes;
   made.nvrtc_path = config.nvrtc_path;
   made.cubin_cache = config.cubin_cache;
   return made;
@@ -48,7 +49,8 @@ Status GpuDevice::open(const DeviceSetup& setup, Error& error) {
       modules_.open(driver_, compiler_, plan, config_.kv_type, card_.info().sm, config_.cubin_cache, functions_, error));
   STRATA_TRY(open_memory(error));
   STRATA_TRY(upload(error));
-  STRATA_TRY(copier_.open(driver_, card_.context(), at(layout_.slots), error));
+  STRATA_TRY(pin_experts(error));
+  STRATA_TRY(copier_.open(driver_, card_.context(), at(layout_.slots), pins_, error));
   gpu_ = {&driver_,          &plan,   &layout_,         &functions_,         &setup.mailbox,           arena_,
           gpu_.mailbox_base, stream_, config_.max_seqs, config_.poison != 0, setup.slots.n_slots() > 0};
   STRATA_TRY(launcher_.open(gpu_, card_.context(), error));
@@ -109,6 +111,22 @@ Status GpuDevice::upload(Error& error) {
   return STRATA_OK;
 }
 
+// The experts' stretch of the weights: they lie one set after the other.
+Status GpuDevice::pin_experts(Error& error) {
+  const Plan& plan = setup_->model.plan;
+  const Weights& weights = setup_->model.weights;
+  const uint8_t *begin = nullptr, *end = nullptr;
+  for (int32_t s = 0; s < plan.expert_sets.size(); ++s) {
+    const uint8_t* first = weights.expert_bytes(s, 0);
+    if (first == nullptr) return STRATA_OK;  // they stay in files
+    const uint8_t* last = first + plan.expert_sets[s].n_expert * plan.expert_sets[s].slot_bytes;
+    begin = begin == nullptr ? first : std::min(begin, first);
+    end = std::max(end, last);
+  }
+  if (begin == nullptr || setup_->slots.n_slots() == 0) return STRATA_OK;
+  return pins_.open(driver_, begin, end - begin, config_.pin_limit_bytes, error);
+}
+
 // By the driver's own figure: what went away since the start, and the context, which was there before.
 Status GpuDevice::check_vram(size_t free_before, Error& error) {
   size_t free_now = 0, total = 0;
@@ -128,6 +146,7 @@ void GpuDevice::close() {
   end_step(ignored);
   launcher_.close();
   copier_.close();
+  pins_.close();
   graphs_.close(driver_);
   modules_.close();
   if (ended_ != nullptr) driver_.cuEventDestroy(ended_);

@@ -23,12 +23,14 @@ class GpuDevice final : public strata::Device {
   }
   uint64_t copies_done() override { return copier_.queue().done(); }
   Status table_changed(Error& error) override;
+  int64_t pinned_bytes() const override { return pins_.locked_bytes(); }
 
  private:
   void close();
   Status open_card(Error& error);
   Status open_memory(Error& error);
   Status upload(Error& error);
+  Status pin_experts(Error& error);
   Status check_room(int64_t free_bytes, Error& error) const;
   Status check_vram(size_t free_before, Error& error);
   Status use_context(Error& error) const;
@@ -46,6 +48,7 @@ class GpuDevice final : public strata::Device {
   GpuLayout layout_;
   GpuGraphs graphs_;
   GpuLauncher launcher_;
+  GpuPins pins_;
   GpuCopier copier_;
   GpuContext gpu_{};
   CUdeviceptr arena_ = 0;

@@ -20,6 +20,7 @@ struct GpuConfig {
   int32_t poison;            // 1: activations are filled with quiet NaNs before every step
   int64_t slots_bytes;       // of all expert slots
   int64_t vram_limit_bytes;  // most that may be held, context included; 0: what is free
+  int64_t pin_limit_bytes;   // most bytes of experts that are page-locked
   const char* nvrtc_path;    // NVRTC's library or folder; null: the system's
   const char* cubin_cache;   // folder for compiled kernels; null: none
 };

@@ -34,6 +34,8 @@ class Device {
   virtual Status copy_expert(const uint8_t* from, int64_t bytes, int64_t slot_offset, uint64_t number, Error& error) = 0;
   // Newest number whose copy, and all before it, have ended.
   virtual uint64_t copies_done() = 0;
+  // Bytes of the experts' RAM that are page-locked.
+  virtual int64_t pinned_bytes() const { return 0; }
   // The slot table has changed; no step runs.
   virtual Status table_changed(Error& error) = 0;
 };

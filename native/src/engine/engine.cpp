@@ -367,6 +367,7 @@ void Engine::stats(strata_engine_stats& stats) {
   stats.steps = steps_;
   stats.tokens = tokens_;
   stats.failed_steps = failed_;
+  stats.pinned_bytes = side_.used() ? side_.device().pinned_bytes() : 0;
   stats.aborted_steps = aborted_;
   stats.weight_bytes = weight_bytes_;
   stats.run_ns = run_ns_;

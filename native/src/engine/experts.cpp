@@ -19,6 +19,7 @@ Status DeviceSide::check(const strata_engine_config& config, Error& error) {
   STRATA_TRY(field_range(error, "ordinal", config.ordinal, 0, 1023));
   STRATA_TRY(field_range(error, "n_classes", config.n_classes, 0, config.device == STRATA_DEVICE_CPU ? 0 : 1 << 20));
   STRATA_TRY(field_range(error, "handoff_deadline_us", config.handoff_deadline_us, 0, INT64_MAX / 4000000));
+  STRATA_TRY(field_range(error, "pin_limit_bytes", config.pin_limit_bytes, 0, INT64_MAX / 2));
   return field_range(error, "vram_limit_bytes", config.vram_limit_bytes, 0, INT64_MAX / 2);
 }
 
