@@ -2,6 +2,7 @@
 # Names are what an #include says; the shims stand for the host's vector and table headers, the last three for the C library's.
 set(FILES
   cuda/act.cu cuda/norm.cu cuda/rope.cu cuda/element.cu cuda/router.cu cuda/selftest.cu cuda/linear.cu cuda/experts.cu
+  cuda/batched.cu cuda/batched.cuh
   cuda/rows.cu cuda/rows_float.cu cuda/attention.cu cuda/gpu_mailbox.cu cuda/gpu_rows.cu cuda/prelude.cuh cuda/packed.cuh
   cuda/rows.cuh cuda/glu.cuh cuda/attention.cuh cuda/layout.h cuda/kernel_args.h cuda/attention_args.h cuda/gpu_args.h
   base/ieee_math.h cpu/decode_32.h cpu/decode_256.h cpu/iq_grids.h mailbox/mailbox.h)

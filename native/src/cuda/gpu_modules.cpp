@@ -74,6 +74,10 @@ void find_uses(const Plan& plan, TypeUse (&uses)[kMaxTypes]) {
   }
 }
 
+bool has_batches(const Plan& plan, const TypeKernels& kernels) {
+  return kernels.batch != nullptr && plan.n_batch > kFewTokens;
+}
+
 bool uses_kind(const Plan& plan, int32_t kind) {
   return std::any_of(plan.ops.begin(), plan.ops.end(), [&](const strata_op& op) { return op.kind == kind; });
 }
@@ -95,6 +99,7 @@ Status GpuModules::collect(const Plan& plan, int32_t kv_type, Error& error) {
     if (kernels == nullptr) return error.fail(STRATA_E_UNSUPPORTED, "no CUDA kernels for matrices of type %d", type);
     if (uses[type].linear) STRATA_TRY(add(find_module(kernels->linear), kernels->linear, error));
     if (uses[type].expert) STRATA_TRY(add(find_module(kernels->experts), kernels->experts, error));
+    if (has_batches(plan, *kernels)) STRATA_TRY(add(find_module(kernels->batch), kernels->batch, error));
   }
   for (const char* name : {"act", "norm", "rope", "element", "router", "gpu.mailbox", "gpu.rows"})
     STRATA_TRY(add(find_module(name), name, error));
@@ -147,9 +152,12 @@ Status GpuModules::find_types(const Plan& plan, GpuFunctions& functions, Error& 
       if (uses[type].linear) STRATA_TRY(find(kernels.linear, linear_kernel(kernels, kTokens[v]), found.linear[v], error));
       if (!uses[type].expert) continue;
       STRATA_TRY(find(kernels.experts, expert_rows_kernel(kernels, kTokens[v]), found.expert_rows[v], error));
-      if (kernels.packed) STRATA_TRY(find(kernels.experts, expert_in_kernel(kTokens[v]), found.expert_in[v], error));
+      if (kernels.packed()) STRATA_TRY(find(kernels.experts, expert_in_kernel(kTokens[v]), found.expert_in[v], error));
     }
     if (uses[type].linear) STRATA_TRY(find(kernels.linear, "k_embed", found.embed, error));
+    if (!has_batches(plan, kernels)) continue;
+    STRATA_TRY(find(kernels.batch, "k_linear_batch", found.linear_batch, error));
+    STRATA_TRY(find(kernels.batch, "k_expert_rows_batch", found.expert_rows_batch, error));
   }
   return STRATA_OK;
 }

@@ -12,6 +12,7 @@ namespace strata::cuda {
 struct TypeFunctions {
   const TypeKernels* kernels;  // null: not needed
   CUfunction linear[3], expert_rows[3], expert_in[3];
+  CUfunction linear_batch, expert_rows_batch;  // null: no such kernels, or no step is large enough
   CUfunction embed;
 };
 inline int32_t variant_of(int32_t n_tokens) { return n_tokens <= 2 ? n_tokens - 1 : 2; }

@@ -129,6 +129,7 @@ class Walk {
   Status hidden_rows(const ExpertJob& job, ExpertArgs& args);
   Status apart(const ExpertJob& job, ExpertArgs& args);
   Status down_rows(const ExpertJob& job, ExpertArgs& args);
+  Status expert_rows(const ExpertJob& job, const TypeFunctions& type, const ExpertArgs& args);
   Status collect(const ExpertJob& job);
 
   const GpuContext& gpu_;

@@ -16,6 +16,7 @@ struct Walk::ExpertJob {
   const strata_expert_set& set;
   int32_t number;  // of the job: the plan's EXPERTS ops in order
   int32_t n_pairs;
+  bool batched;        // large tasks, gate and up in launches of their own
   int32_t task_pairs;  // most pairs of a task
   int64_t max_tasks;
 };
@@ -34,8 +35,11 @@ SlotMatrix slot_matrix(const Plan& plan, const strata_expert_set& set, int32_t w
 
 Status Walk::experts(const strata_op& op) {
   const strata_expert_set& set = gpu_.plan->expert_sets[op.i[STRATA_EXPERTS_I_SET]];
-  const int32_t n_pairs = shape_.n_tokens * set.n_used, task_pairs = shape_.n_tokens <= 2 ? shape_.n_tokens : kMaxTokens;
-  const ExpertJob job{op, set, n_jobs_++, n_pairs, task_pairs, max_expert_tasks(n_pairs, set.n_expert, task_pairs)};
+  const auto has_batch = [&](int32_t tensor) { return tensor < 0 || type_of(tensor).expert_rows_batch != nullptr; };
+  const bool batched = shape_.n_tokens > kFewTokens && has_batch(set.gate) && has_batch(set.up) && has_batch(set.down);
+  const int32_t n_pairs = shape_.n_tokens * set.n_used,
+                task_pairs = batched ? kTileTokens : std::min(shape_.n_tokens, kMaxTokens);
+  const ExpertJob job{op, set, n_jobs_++, n_pairs, batched, task_pairs, max_expert_tasks(n_pairs, set.n_expert, task_pairs)};
   STRATA_TRY(group(job));
   STRATA_TRY(dispatch(job));
   if (gpu_.has_slots) STRATA_TRY(resident(job));
@@ -130,7 +134,7 @@ Status Walk::hidden_rows(const ExpertJob& job, ExpertArgs& args) {
   const strata_expert_set& set = job.set;
   const TypeFunctions& type = type_of(set.up);
   const bool alike = set.gate < 0 || plan.tensors[set.gate].type == plan.tensors[set.up].type;
-  if (!alike || !type.kernels->packed) return apart(job, args);
+  if (job.batched || !alike || !type.kernels->packed()) return apart(job, args);
   Acts acts;
   STRATA_TRY(input_acts(job, set.up, acts));
   args.acts = acts.rows;
@@ -153,8 +157,7 @@ Status Walk::apart(const ExpertJob& job, ExpertArgs& args) {
     args.act_stride = acts.stride;
     args.up = slot_matrix(plan, set, tensor, bias, scale);
     args.out = at(place);
-    return go(type.expert_rows[variant_of(job.task_pairs)], ceil_div(set.n_ff, type.kernels->rows_per_block), job.max_tasks,
-              type.kernels->threads, args);
+    return expert_rows(job, type, args);
   };
   const ExpertPlaces& places = gpu_.layout->experts;
   if (set.gate >= 0) STRATA_TRY(rows(set.gate, set.gate_bias, set.gate_scale, places.hidden));
@@ -194,7 +197,13 @@ Status Walk::down_rows(const ExpertJob& job, ExpertArgs& args) {
   args.out = row(job.op.out[0]);
   args.out_stride = 1;
   args.up = slot_matrix(*gpu_.plan, set, set.down, set.down_bias, set.down_scale);
-  return go(type.expert_rows[variant_of(job.task_pairs)], ceil_div(set.n_out, type.kernels->rows_per_block), job.max_tasks,
+  return expert_rows(job, type, args);
+}
+
+// One matrix of the resident experts, args.n_rows rows of it.
+Status Walk::expert_rows(const ExpertJob& job, const TypeFunctions& type, const ExpertArgs& args) {
+  if (job.batched) return go(type.expert_rows_batch, ceil_div(args.n_rows, kTileRows), job.max_tasks, kBatchThreads, args);
+  return go(type.expert_rows[variant_of(job.task_pairs)], ceil_div(args.n_rows, type.kernels->rows_per_block), job.max_tasks,
             type.kernels->threads, args);
 }
 

@@ -1,5 +1,5 @@
-// LINEAR, HEAD_LINEAR and HEAD: the input is rounded once for each form, then one launch for all matrices of one type and
-// every eight tokens.
+// LINEAR, HEAD_LINEAR and HEAD: the input is rounded once for each form, then one launch for all matrices of one type: for
+// all tokens of a large step, where the type has batched kernels, else for every eight.
 #include <algorithm>
 
 #include "cuda/gpu_ops.h"
@@ -7,8 +7,14 @@
 namespace strata::cuda {
 namespace {
 
-int32_t blocks_of(const LinearPart& part, const TypeKernels& kernels) {
-  return static_cast<int32_t>(ceil_div(part.n_rows, kernels.rows_per_block));
+// Sets the parts' places in the grid; returns its width.
+int32_t place_blocks(LinearArgs& args, int32_t rows_per_block) {
+  int32_t n_blocks = 0;
+  for (int32_t p = 0; p < args.n_parts; ++p) {
+    args.part[p].first_block = n_blocks;
+    n_blocks += static_cast<int32_t>(ceil_div(args.part[p].n_rows, rows_per_block));
+  }
+  return n_blocks;
 }
 
 }  // namespace
@@ -51,15 +57,14 @@ Status Walk::multiply(int32_t type, const LinearPart* parts, int32_t n_parts, in
                       int32_t n_tokens, float factor, float softcap) {
   const TypeFunctions& functions = gpu_.functions->types[type];
   const TypeKernels& kernels = *functions.kernels;
-  for (int32_t first = 0; first < n_tokens; first += kMaxTokens) {
-    const int32_t n = std::min(kMaxTokens, n_tokens - first);
+  const bool batched = functions.linear_batch != nullptr && n_tokens > kFewTokens;
+  const int32_t most = batched ? n_tokens : kMaxTokens;
+  for (int32_t first = 0; first < n_tokens; first += most) {
+    const int32_t n = std::min(most, n_tokens - first);
     LinearArgs args{};
-    int32_t n_blocks = 0;
     for (int32_t p = 0; p < n_parts; ++p) {
       args.part[p] = parts[p];
       args.part[p].y += first * parts[p].y_stride;
-      args.part[p].first_block = n_blocks;
-      n_blocks += blocks_of(parts[p], kernels);
     }
     args.n_parts = n_parts;
     args.n_tokens = n;
@@ -68,7 +73,9 @@ Status Walk::multiply(int32_t type, const LinearPart* parts, int32_t n_parts, in
     args.act_stride = acts.stride;
     args.factor = factor;
     args.softcap = softcap;
-    STRATA_TRY(go(functions.linear[variant_of(n)], n_blocks, 1, linear_threads(kernels, n), args));
+    const int32_t n_blocks = place_blocks(args, batched ? kTileRows : kernels.rows_per_block);
+    STRATA_TRY(batched ? go(functions.linear_batch, n_blocks, ceil_div(n, kTileTokens), kBatchThreads, args)
+                       : go(functions.linear[variant_of(n)], n_blocks, 1, linear_threads(kernels, n), args));
   }
   return STRATA_OK;
 }

@@ -11,6 +11,8 @@ namespace strata::cuda {
 
 constexpr int32_t kMaxTokens = 8;  // tokens of one call of a decode kernel
 constexpr int32_t kMaxParts = 4;   // matrices of one k_linear launch
+// Outputs and threads of a block of the batched kernels.
+constexpr int32_t kTileRows = 64, kTileTokens = 64, kBatchThreads = 256;
 
 // Rounds rows of floats. Grid (units of 32 or 256 in eights, rows).
 struct ActArgs {
