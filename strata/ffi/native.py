@@ -211,9 +211,8 @@ class NativeBackend:
         self._check(self._lib.strata_engine_open(model.handle, config, out), "strata_engine_open")
         self._handle: Any = out[0]
         self._fd = int(self._lib.strata_engine_eventfd(self._handle))
-        routing = None
-        if capture_routing and plan.expert_sets:
-            routing = len(plan.expert_sets), max(experts.n_used for experts in plan.expert_sets)
+        sets = plan.expert_sets
+        routing = (len(sets), max(one.n_used for one in sets)) if capture_routing and sets else None
         self._free = [
             StepArrays(self._ffi, self.limits, plan.n_outputs_max, routing) for _ in range(options.queue_steps)
         ]
