@@ -38,25 +38,30 @@ def commit() -> str:
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def measure(arch: Arch, folder: Path) -> tuple[Verification, list[str]]:
-    """The worst of an architecture's cases, and what is wrong with them."""
+def rounded(divergence: float) -> float:
+    return float(f"{max(divergence, 0.0):.{ROUNDED}g}")
+
+
+def measure(arch: Arch, folder: Path, of: str) -> tuple[Verification, list[str]]:
+    """The worst of an architecture's cases, and what is wrong with them. of: the commit."""
     results: list[Comparison] = []
     problems: list[str] = []
     for name, case in ALL_CASES.items():
         if case["arch"] == arch.name:
-            result = compare(arch, write_case(case, folder / f"{name}.gguf"), library=library_path())
+            path = write_case(case, folder / f"{name}.gguf")
+            result = compare(arch, path, peer=path, library=library_path())
             problems += [f"{name}: {problem}" for problem in result.problems()]
             results.append(result)
     if not results:
         raise SystemExit(f"{arch.name} has no case in tests/archs")
-    kl = max(result.peer_kl or 0.0 for result in results)
     return Verification(
         state="differs" if problems else "verified",
         n_models=len(results),
-        kl_cpu=float(f"{max(kl, 0.0):.{ROUNDED}g}"),
+        kl_cpu=rounded(max(result.peer_kl_median or 0.0 for result in results)),
+        kl_worst=rounded(max(result.peer_kl or 0.0 for result in results)),
         top1=round(min(result.peer_top1 or 0.0 for result in results), 4),
         date=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        commit=commit(),
+        commit=of,
     ), problems
 
 
@@ -66,10 +71,10 @@ def main() -> int:
     names = parser.parse_args().names
     registry = Registry(sources=shipped_sources())
     kept = msgspec.json.decode(FILE.read_bytes(), type=dict[str, Verification]) if names and FILE.exists() else {}
-    status = 0
+    status, of = 0, commit()
     with tempfile.TemporaryDirectory() as folder:
         for name in names or registry.names():
-            kept[name], problems = measure(registry.lookup(name), Path(folder))
+            kept[name], problems = measure(registry.lookup(name), Path(folder), of)
             print(f"{name:<16} {kept[name].state} {kept[name].kl_cpu:.1e} {kept[name].top1:.4f}", flush=True)
             for problem in problems:
                 print(f"  {problem}")

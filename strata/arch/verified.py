@@ -23,7 +23,9 @@ class Verification(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     state: verified: llama.cpp's logits, the reference's and the engine's are the same but for rounding, and the
     engine's bits depend on nothing; differs: not so.
-    kl_cpu: KL divergence of the CPU engine's logits from llama.cpp's, of the worst token, in nats.
+    kl_cpu, kl_worst: KL divergence of the CPU engine's logits from llama.cpp's in nats: of a model's usual token (the
+        median), and of the worst one. Where llama.cpp rounds GELU to half precision, a router's near-tie may fall the
+        other way at the worst.
     top1: share of the tokens at which both have the same largest logit.
     date: of the measurement, ISO. commit: what was measured.
     """
@@ -31,6 +33,7 @@ class Verification(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: Literal["verified", "differs"]
     n_models: int
     kl_cpu: float
+    kl_worst: float
     top1: float
     date: str
     commit: str

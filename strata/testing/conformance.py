@@ -4,7 +4,7 @@ For authors of plugins. A case is a dict: `arch`, `keys` (metadata without the a
 shapes by name) and, where the usual spread does not fit, `deviations` (of tensors whose names hold a part):
 
     path = conformance.write_case(CASE, folder / "tiny.gguf")
-    result = conformance.compare(ARCH, path)
+    result = conformance.compare(ARCH, path, peer=path)
     assert not result.problems()
 
 Four readings are compared: llama.cpp's (package xllamacpp), the numpy reference's, the numpy walk over the plan, and
@@ -156,8 +156,8 @@ def native_logits(
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What the readings of one file gave. KL divergences are of the worst token, in nats.
 
-    peer_*: llama.cpp against the native engine; None: llama.cpp was not asked. peer_agrees: llama.cpp against the
-    reference, by `agree`. spread: deviation of the logits, which says whether the comparison means anything.
+    peer_*: llama.cpp against the native engine; None: llama.cpp was not asked. peer_kl_median: of the usual token.
+    peer_agrees: llama.cpp against the reference, by `agree`. spread: deviation of the logits, which says whether the comparison means anything.
     """
 
     spread: float
@@ -166,6 +166,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     native_kl: float
     same_bits: bool
     peer_kl: float | None = None
+    peer_kl_median: float | None = None
     peer_top1: float | None = None
     peer_agrees: bool | None = None
 
@@ -183,8 +184,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def compare(arch: Arch, path: Path, *, peer: bool = True, library: Path | None = None) -> Comparison:
-    """Read one file in every way. peer: ask llama.cpp too, which must know the file's architecture."""
+def compare(arch: Arch, path: Path, *, peer: Path | None = None, library: Path | None = None) -> Comparison:
+    """Read one file in every way.
+
+    peer: the file that llama.cpp reads, None: it is not asked. That is `path` where llama.cpp knows the architecture;
+    else perhaps the same case written under the name of one that computes the same.
+    """
     bound = bind(arch, read_gguf(path))
     weights, tokens = FileWeights(bound.paths), prompt(N_TOKENS)
     reference = Reference(bound, weights)
@@ -202,12 +207,14 @@ def compare(arch: Arch, path: Path, *, peer: bool = True, library: Path | None =
         native_kl=float(oracle.kl_divergence(ours, native).max()),
         same_bits=bool(np.array_equal(native, again)),
     )
-    if not peer:
+    if peer is None:
         return result
-    theirs = oracle.logits(path, tokens, n_threads=1)
+    theirs = oracle.logits(peer, tokens, n_threads=1)
+    divergences = oracle.kl_divergence(theirs, native)
     return msgspec.structs.replace(
         result,
-        peer_kl=float(oracle.kl_divergence(theirs, native).max()),
+        peer_kl=float(divergences.max()),
+        peer_kl_median=float(np.median(divergences)),
         peer_top1=float((theirs.argmax(-1) == native.argmax(-1)).mean()),
         peer_agrees=agree(theirs, ours, bound),
     )
