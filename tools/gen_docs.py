@@ -105,21 +105,17 @@ def config_page() -> str:
 def archs_page() -> str:
     """Return docs/architectures.md."""
     targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
+    registry = Registry([Source(name, "", target, partial(value_of, target)) for name, target in targets.items()])
     parts = [ARCHS_HEAD]
-    for entry in Registry(
-        [Source(name, "", target, partial(value_of, target)) for name, target in targets.items()]
-    ).listing():
+    for entry in registry.listing():
         if entry.state != "ok":
             raise SystemExit(f"{entry.name}: {entry.detail}")
         seen = entry.verification
-        numbers = (
-            "untested | | | | | "
-            if seen is None
-            else (
-                f"{seen.state} | {seen.n_models} | {seen.kl_cpu:.1e} | {seen.kl_worst:.1e} | {seen.top1:.2%} | {seen.date}, {seen.commit}"
-            )
-        )
-        parts.append(f"| `{entry.name}` | {entry.family} | {numbers} | {' '.join(entry.words)} |\n")
+        cells = ["untested", "", "", "", "", ""]
+        if seen is not None:
+            numbers = f"{seen.kl_cpu:.1e}", f"{seen.kl_worst:.1e}", f"{seen.top1:.2%}"
+            cells = [seen.state, str(seen.n_models), *numbers, f"{seen.date}, {seen.commit}"]
+        parts.append(f"| `{entry.name}` | {entry.family} | {' | '.join(cells)} | {' '.join(entry.words)} |\n")
     return "".join(parts)
 
 

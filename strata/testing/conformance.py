@@ -157,7 +157,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What the readings of one file gave. KL divergences are of the worst token, in nats.
 
     peer_*: llama.cpp against the native engine; None: llama.cpp was not asked. peer_kl_median: of the usual token.
-    peer_agrees: llama.cpp against the reference, by `agree`. spread: deviation of the logits, which says whether the comparison means anything.
+    peer_agrees: llama.cpp against the reference, by `agree`. spread: deviation of the logits, which says whether the
+    comparison means anything.
     """
 
     spread: float
