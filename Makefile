@@ -10,7 +10,7 @@ TOOLS := $(VENV)/.installed
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt 2>/dev/null)
 ARGS ?=
 
-.PHONY: help serve test lint format native-tests sanitize neon fuzz gpu slow bench wheel clean docs
+.PHONY: help serve test lint format native-tests sanitize neon fuzz gpu slow bench wheel clean docs archs
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -87,6 +87,10 @@ slow: $(VENV)/.strata-dev native-tests ## the long proofs that make test leaves 
 
 bench: $(VENV)/.strata ## decode and prompt speed of the embedded model
 	$(VENV)/bin/strata bench -p 256 -n 256 --json
+
+archs: $(VENV)/.strata-dev native-tests ## measure every architecture against llama.cpp and rewrite docs/architectures.md (minutes)
+	$(PY) tools/archs_table.py $(ARGS)
+	$(PY) tools/gen_docs.py
 
 docs: $(VENV)/.strata ## regenerate the generated pages
 	$(PY) tools/gen_docs.py

@@ -1,4 +1,4 @@
-"""Writes the reference pages that are made from code: docs/config.md and docs/metrics.md.
+"""Writes the reference pages that are made from code: docs/architectures.md, docs/config.md and docs/metrics.md.
 
 python tools/gen_docs.py            write them
 python tools/gen_docs.py --check    fail when one is stale
@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tomllib
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from strata.arch.registry import GROUP, Registry, Source
 from strata.config import ALWAYS_ON_FLAGS, Config, ConfigField, config_fields
 from strata.telemetry.metrics import METRICS
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 
 CONFIG_HEAD = """# Settings
 
@@ -34,6 +39,25 @@ server:
 An unknown key, variable or value is an error that names its place. Every `STRATA_` variable must be a setting;
 those that Kubernetes adds for a service named `strata` are left alone. Lists are YAML lists, repeated flags, or texts
 separated by commas (or a JSON list); sizes may be written as `512MiB` or `24G`, in powers of 1024.
+"""
+
+ARCHS_HEAD = """# Architectures
+
+Made from the declarations and `plugins/strata_archs/verified.json` by `tools/gen_docs.py`; do not edit. `make archs`
+measures anew. `docs/add-an-arch.md` says which models these are; `strata archs` lists what is installed.
+
+Each architecture is tried on tiny random models with float32 weights, at least one for every optional tensor and every
+key that switches something. Of the worst of them:
+
+* state: *verified*: llama.cpp, the numpy reference and the engine give the same logits but for rounding, and the
+  engine's bits depend neither on threads nor on how a prompt is cut.
+* KL, worst: divergence of the CPU engine's logits from llama.cpp's in nats, of the usual (median) token and of the
+  worst one. llama.cpp looks GELU up in a half-precision table, so that a router's near-tie may fall the other way
+  there; with that table the reference gives llama.cpp's logits.
+* top-1: share of the tokens at which both have the same largest logit.
+
+| architecture | family | state | models | KL | worst | top-1 | measured | words |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
 METRICS_HEAD = """# Metrics
@@ -78,6 +102,29 @@ def config_page() -> str:
     return "".join(parts)
 
 
+def archs_page() -> str:
+    """Return docs/architectures.md."""
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
+    registry = Registry([Source(name, "", target, partial(value_of, target)) for name, target in targets.items()])
+    parts = [ARCHS_HEAD]
+    for entry in registry.listing():
+        if entry.state != "ok":
+            raise SystemExit(f"{entry.name}: {entry.detail}")
+        seen = entry.verification
+        cells = ["untested", "", "", "", "", ""]
+        if seen is not None:
+            numbers = f"{seen.kl_cpu:.1e}", f"{seen.kl_worst:.1e}", f"{seen.top1:.2%}"
+            cells = [seen.state, str(seen.n_models), *numbers, f"{seen.date}, {seen.commit}"]
+        parts.append(f"| `{entry.name}` | {entry.family} | {' | '.join(cells)} | {' '.join(entry.words)} |\n")
+    return "".join(parts)
+
+
+def value_of(target: str) -> Any:
+    """What an entry point names."""
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
+
+
 def metrics_page() -> str:
     """Return docs/metrics.md."""
     parts = [METRICS_HEAD, "\n| metric | kind | unit | labels | meaning |\n| --- | --- | --- | --- | --- |\n"]
@@ -88,7 +135,11 @@ def metrics_page() -> str:
     return "".join(parts)
 
 
-PAGES: dict[str, Callable[[], str]] = {"config.md": config_page, "metrics.md": metrics_page}
+PAGES: dict[str, Callable[[], str]] = {
+    "architectures.md": archs_page,
+    "config.md": config_page,
+    "metrics.md": metrics_page,
+}
 
 
 def main() -> int:

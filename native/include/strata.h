@@ -262,7 +262,8 @@ typedef struct strata_expert_set {
 #define STRATA_CONV_I_ACT 3        /* STRATA_ACT_NONE or STRATA_ACT_SILU */
 #define STRATA_CONV_I_OUT_OFFSET 4 /* of channel 0 in out0 */
 #define STRATA_OP_DELTA 65 /* gated delta rule: in0 rows [q of n_k heads | k of n_k heads | v of n_v heads], in1 a, in2 b (n_v);
-                             per value head S[i] *= exp(w0 * softplus(a + w1)); S += k (sigmoid(b) (v - k S)); out0 = scale * q S */
+                             per value head S[i] *= exp(w0 * softplus(a + w1)); S += k (sigmoid(b) (v - k S)); out0 = scale * q S;
+                             with a bound S[i] *= exp(bound * sigmoid(w0 * (a + w1))) */
 #define STRATA_DELTA_I_STATE 0 /* n_v * head_k * head_v floats, S of one head after the other */
 #define STRATA_DELTA_I_N_K 1
 #define STRATA_DELTA_I_N_V 2
@@ -271,6 +272,7 @@ typedef struct strata_expert_set {
 #define STRATA_DELTA_I_TILED 5   /* 1: value head h reads key head h % n_k; 0: h / (n_v / n_k) */
 #define STRATA_DELTA_I_PER_ROW 6 /* 1: a and w1 hold head_k values a head, one for each row of S; 0: one */
 #define STRATA_DELTA_F_SCALE 0
+#define STRATA_DELTA_F_BOUND 1 /* of the log decay, below 0; 0: none */
 #define STRATA_OP_SSM_HEADS 66 /* state space with a decay a head: in0 rows [x of n_head heads | B of n_group | C of n_group], in1 dt
                              (n_head); w0 A, w1 D, w2 dt's bias (n_head each); dt = softplus(dt + w2); per head
                              h[s] = exp(dt A) h[s] + dt B[s] x; out0 = sum of C[s] h[s] + D x */

@@ -118,7 +118,7 @@ class AttentionBinder:
             clamp=keys.real(spec.clamp, minimum=0.0) if spec.clamp is not None else 0.0,
             softcap=keys.real(spec.softcap, minimum=0.0) if spec.softcap is not None else 0.0,
             temperature=self._temperature(spec.temperature, rotates),
-            gate=self._gate(spec.gate, index),
+            gate=self._gate(spec.gate, index, n_head, head_v),
             query_gate=spec.query_gate,
             output_scale=keys.real(spec.output_scale) if spec.output_scale is not None else 1.0,
             v_norm=BoundNorm(kind="rms", eps=eps, gain=None) if spec.value_norm and k is not None else None,
@@ -141,14 +141,15 @@ class AttentionBinder:
         stated = self._keys.real(spec.scale) if isinstance(spec.scale, Key) else spec.scale or 0.0
         return stated or 1.0 / math.sqrt(head_k)
 
-    def _gate(self, gate: Gate | None, index: int) -> BoundGate | None:
+    def _gate(self, gate: Gate | None, index: int, n_head: int, head_v: int) -> BoundGate | None:
         keys, claims, stem = self._keys, self._claims, f"blk.{index}.attn_gate"
         if gate is None or (gate.presence == "if-present" and not claims.has(f"{stem}.weight")):
             return None
-        n_head, width = keys.heads[index][0], keys.heads[index][0] * self._widths[index][1]
         by_head = gate.width == "head" or (gate.width == "either" and claims.n_rows(f"{stem}.weight") == n_head)
         return BoundGate(
-            linear=claims.linear(stem, keys.dims["n_embd"], n_head if by_head else width), act=gate.act, by_head=by_head
+            linear=claims.linear(stem, keys.dims["n_embd"], n_head if by_head else n_head * head_v),
+            act=gate.act,
+            by_head=by_head,
         )
 
     def _qk_norms(self, spec: QkNorm | None, index: int, rotates: bool) -> tuple[BoundNorm | None, BoundNorm | None]:
@@ -242,6 +243,7 @@ class AttentionBinder:
             k_b=None if legacy else claims.matrix(f"{lead}attn_k_b.weight", nope, kv_rank, n_head),
             v_b=None if legacy else claims.matrix(f"{lead}attn_v_b.weight", kv_rank, v_mla, n_head),
             temperature=self._temperature(spec.temperature, rotates=True),
+            gate=self._gate(spec.gate, index, n_head, v_mla),
             **queries,  # pyright: ignore[reportArgumentType]
         )
 

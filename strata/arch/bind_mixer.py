@@ -26,6 +26,7 @@ __all__ = ["MixerBinder"]
 MAX_TAPS = 64
 MAX_STATE = 4096  # of one head, or of one channel
 MAX_WIDTH = 2**20
+MIN_LOG_DECAY = -100.0  # exp of less is 0 in float32
 
 
 class MixerBinder:
@@ -51,7 +52,7 @@ class MixerBinder:
         if isinstance(spec, GatedDelta):
             return self._gated_delta(spec, lead)
         if isinstance(spec, Kda):
-            return self._kda(lead)
+            return self._kda(spec, lead)
         if isinstance(spec, Mamba):
             return self._mamba(lead)
         return self._mamba2(lead) if isinstance(spec, Mamba2) else self._lightning(lead, index)
@@ -136,10 +137,11 @@ class MixerBinder:
             **parts,
         )
 
-    def _kda(self, lead: str) -> BoundKda:
+    def _kda(self, spec: Kda, lead: str) -> BoundKda:
         claims, n_embd, n_head = self._claims, self._keys.dims["n_embd"], self._keys.dims["n_head"]
         head = self._size("kda.head_dim", MAX_STATE)
         width, taps = n_head * head, self._taps()
+        rank = width if spec.full_rank else head
         q, k, v = self._kda_inputs(lead, width)
         convs = [self._conv(f"{lead}ssm_conv1d_{x}", (taps, 1, width)) for x in "qkv"]
         return BoundKda(
@@ -150,16 +152,28 @@ class MixerBinder:
             k=k,
             v=v,
             convs=(convs[0], convs[1], convs[2]),
-            f_a=self._plain(f"{lead}ssm_f_a", n_embd, head),
-            f_b=self._plain(f"{lead}ssm_f_b", head, width),
+            f_a=self._plain(f"{lead}ssm_f_a", n_embd, rank),
+            f_b=None if spec.full_rank else self._plain(f"{lead}ssm_f_b", rank, width),
             beta=self._plain(f"{lead}ssm_beta", n_embd, n_head),
             decay=claims.flat(f"{lead}ssm_a", (1, n_head)),
             decay_bias=claims.vector(f"{lead}ssm_dt.bias", width),
-            g_a=self._plain(f"{lead}ssm_g_a", n_embd, head),
-            g_b=self._plain(f"{lead}ssm_g_b", head, width),
+            g_a=self._plain(f"{lead}ssm_g_a", n_embd, rank),
+            g_b=None if spec.full_rank else self._plain(f"{lead}ssm_g_b", rank, width),
             norm=self._norm(f"{lead}ssm_norm", (head,)),
             output=self._plain(f"{lead}attn_output", width, n_embd),
+            bound=self._kda_bound(spec),
         )
+
+    def _kda_bound(self, spec: Kda) -> float:
+        keys = self._keys
+        if spec.bounded is not None and not keys.flag(spec.bounded):
+            raise keys.error(spec.bounded.name, False, "true")
+        if spec.bound is None:
+            return 0.0
+        bound = keys.real(spec.bound, minimum=MIN_LOG_DECAY)
+        if bound >= 0.0:
+            raise keys.error(spec.bound.name, bound, f"{MIN_LOG_DECAY:g} to below 0")
+        return bound
 
     def _kda_inputs(self, lead: str, width: int) -> tuple[BoundLinear, BoundLinear, BoundLinear]:
         claims, n_embd = self._claims, self._keys.dims["n_embd"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from strata.arch.bind_keys import Keys
 from strata.arch.bind_tensors import Claims
@@ -89,7 +89,7 @@ class RopeBinder:
             for beta in (rope.yarn.beta_fast, rope.yarn.beta_slow)
         )
         return BoundRope(
-            style=rope.style,
+            style=self._style(),
             n_rot=n_rot,
             base=base,
             freq_scale=1.0 / scaling.factor,
@@ -186,11 +186,22 @@ class RopeBinder:
         freqs = take("rope_freqs.weight")
         return freqs, freqs
 
-    def _still(self, n_pair: int) -> tuple[int, ...]:
-        """Pairs that the fourth position turns, which is 0 in text."""
+    def _sections(self) -> list[int]:
+        """Counts of pairs; empty in files that have none."""
         sections = self._rope.sections
         counts = [0] * 4 if sections is None else self._keys.counts(sections.key, 4)
-        if sections is None or counts[0] == 0 or counts[1] == 0:
+        return counts if counts[0] > 0 and counts[1] > 0 else []
+
+    def _style(self) -> Literal["norm", "neox"]:
+        sections = self._rope.sections
+        if sections is None or sections.style is None or not self._sections():
+            return self._rope.style
+        return sections.style
+
+    def _still(self, n_pair: int) -> tuple[int, ...]:
+        """Pairs that the fourth position turns, which is 0 in text."""
+        sections, counts = self._rope.sections, self._sections()
+        if sections is None or not counts:
             return ()
         return tuple(p for p in range(n_pair) if _is_still(p % sum(counts), counts, sections.form))
 

@@ -175,6 +175,7 @@ class BoundMla(Bound, frozen=True, kw_only=True, tag="mla"):
     v_b: BoundTensor | None = None
     kv_b: BoundLinear | None = None
     temperature: BoundTemperature | None = None
+    gate: BoundGate | None = None
 
 
 class BoundFfn(Bound, frozen=True, kw_only=True, tag="dense"):

@@ -57,7 +57,10 @@ class BoundGatedDelta(Bound, frozen=True, kw_only=True, tag="gated-delta"):
 
 
 class BoundKda(Bound, frozen=True, kw_only=True, tag="kda"):
-    """Decay logits f_b f_a u; the result's gate g_b g_a u."""
+    """Decay logits f_b f_a u; the result's gate g_b g_a u; f_b, g_b None: f_a u and g_a u.
+
+    bound 0: log decay = decay * softplus(logit + bias); below 0: bound * sigmoid(decay * (logit + bias)).
+    """
 
     n_head: int
     head: int
@@ -67,14 +70,15 @@ class BoundKda(Bound, frozen=True, kw_only=True, tag="kda"):
     v: BoundLinear
     convs: tuple[BoundConv, BoundConv, BoundConv]
     f_a: BoundLinear
-    f_b: BoundLinear
+    f_b: BoundLinear | None
     beta: BoundLinear
     decay: BoundTensor
     decay_bias: BoundTensor
     g_a: BoundLinear
-    g_b: BoundLinear
+    g_b: BoundLinear | None
     norm: BoundNorm
     output: BoundLinear
+    bound: float = 0.0
 
 
 class BoundMamba(Bound, frozen=True, kw_only=True, tag="mamba"):

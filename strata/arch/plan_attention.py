@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata.arch.bound import BoundGqa, BoundMla, BoundTemperature
+from strata.arch.bound import BoundGate, BoundGqa, BoundMla, BoundTemperature
 from strata.arch.plan_builder import PlanBuilder
 from strata.arch.plan_linear import emit_linears, emit_norm, emit_norm_heads
 from strata.arch.plan_memory import Value
@@ -65,9 +65,13 @@ def _gqa(plan: PlanBuilder, x: Value, a: BoundGqa) -> Value:
     if a.query_gate:
         plan.op("mul", [out, factors[-1]], [out], width=out.width, act=int(Act.SIGMOID))
     if a.gate is not None:
-        n_vec = a.n_head if a.gate.by_head else 0
-        plan.op("mul", [out, factors[0]], [out], width=out.width, n_vec=n_vec, act=int(GATE_ACTS[a.gate.act]))
+        _gated(plan, out, factors[0], a.gate, a.n_head)
     return out
+
+
+def _gated(plan: PlanBuilder, heads: Value, factors: Value, gate: BoundGate, n_head: int) -> None:
+    n_vec = n_head if gate.by_head else 0
+    plan.op("mul", [heads, factors], [heads], width=heads.width, n_vec=n_vec, act=int(GATE_ACTS[gate.act]))
 
 
 def _cut_heads(plan: PlanBuilder, rows: Value, a: BoundGqa) -> tuple[Value, Value]:
@@ -95,19 +99,23 @@ def _qk_norms(plan: PlanBuilder, q: Value, k: Value | None, a: BoundGqa) -> None
 
 def _mla(plan: PlanBuilder, x: Value, a: BoundMla) -> Value:
     """Queries and the cached row [latent | rotated key part], then one of the two forms."""
+    gates = [] if a.gate is None else [a.gate.linear]
     if a.q_a is not None and a.q_a_norm is not None and a.q_b is not None:
-        q_latent, row = emit_linears(plan, x, [a.q_a, a.kv_a])
+        q_latent, row, *factors = emit_linears(plan, x, [a.q_a, a.kv_a, *gates])
         q = emit_linears(plan, emit_norm(plan, q_latent, a.q_a_norm), [a.q_b])[0]
     else:
         assert a.q is not None
-        q, row = emit_linears(plan, x, [a.q, a.kv_a])
+        q, row, *factors = emit_linears(plan, x, [a.q, a.kv_a, *gates])
     # in place: the row's first kv_rank floats become the normed latent, the rest the rotated key part
     emit_norm_heads(plan, row, row, a.kv_a_norm, n_vec=1, width=a.kv_rank)
     if a.rope is not None:
         table = plan.rope(a.rope)
         plan.op("rope", [row], [row], table=table, n_head=1, stride=a.n_rot, offset=a.kv_rank)
         plan.op("rope", [q], [q], table=table, n_head=a.n_head, stride=a.k_mla, offset=a.k_mla - a.n_rot)
-    return _mla_absorbed(plan, q, row, a) if a.kv_b is None else _mla_unfactored(plan, q, row, a)
+    out = _mla_absorbed(plan, q, row, a) if a.kv_b is None else _mla_unfactored(plan, q, row, a)
+    if a.gate is not None:
+        _gated(plan, out, factors[0], a.gate, a.n_head)
+    return out
 
 
 def _temperature(plan: PlanBuilder, q: Value, t: BoundTemperature | None) -> None:

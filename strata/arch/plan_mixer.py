@@ -143,7 +143,7 @@ def _kda(plan: PlanBuilder, x: Value, m: BoundKda) -> Value:
     for part, (value, conv) in enumerate(zip((q, k, v), m.convs, strict=True)):
         _conv(plan, value, conv, Act.SILU, rows, part * width)
     _l2_heads(plan, rows, 2 * m.n_head, m.head, m.l2_eps)
-    a = emit_linears(plan, f_low, [m.f_b])[0]
+    a = f_low if m.f_b is None else emit_linears(plan, f_low, [m.f_b])[0]
     out = plan.value(width)
     plan.op(
         "delta",
@@ -157,9 +157,10 @@ def _kda(plan: PlanBuilder, x: Value, m: BoundKda) -> Value:
         head_v=m.head,
         per_row=1,
         scale=1.0 / math.sqrt(m.head),
+        **({"bound": m.bound} if m.bound else {}),
     )
     emit_norm_heads(plan, out, out, m.norm, m.n_head, m.head)
-    return _sigmoid_gated(plan, emit_linears(plan, g_low, [m.g_b])[0], out)
+    return _sigmoid_gated(plan, g_low if m.g_b is None else emit_linears(plan, g_low, [m.g_b])[0], out)
 
 
 def _mamba(plan: PlanBuilder, x: Value, m: BoundMamba) -> Value:

@@ -15,6 +15,8 @@ import msgspec
 
 from strata.arch.bound import ModelFile
 from strata.arch.spec import Arch
+from strata.arch.verified import Verification, verification_of
+from strata.arch.words import family_of, words_of
 from strata.errors import BindError, ModelError, UnknownArch
 
 __all__ = ["GROUP", "ArchEntry", "Registry", "Source", "installed_sources"]
@@ -33,12 +35,18 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class ArchEntry(msgspec.Struct, frozen=True):
-    """One line of `strata archs`. `detail`: the declaration's source, or what is wrong."""
+    """One line of `strata archs`. `detail`: the declaration's source, or what is wrong.
+
+    family, words: of the declaration; verification: what its distribution says was measured, None: nothing.
+    """
 
     name: str
     distribution: str
     state: Literal["ok", "broken", "duplicate"]
     detail: str
+    family: str = ""
+    words: tuple[str, ...] = ()
+    verification: Verification | None = None
 
 
 def installed_sources() -> list[Source]:
@@ -98,12 +106,21 @@ class Registry:
         try:
             chosen = self._chosen(name, self._sources[name], "")
             arch = _load(source, "")
+            verification = verification_of(name, source.target)
         except ModelError as error:
             state = "duplicate" if len(self._sources[name]) > 1 else "broken"
             return ArchEntry(name, source.distribution, state, str(error))
         if chosen is not source:
             return ArchEntry(name, source.distribution, "duplicate", f"{chosen.distribution} is preferred")
-        return ArchEntry(name, source.distribution, "ok", arch.source)
+        return ArchEntry(
+            name,
+            source.distribution,
+            "ok",
+            arch.source,
+            family=family_of(arch),
+            words=words_of(arch),
+            verification=verification,
+        )
 
     def _chosen(self, name: str, sources: list[Source], lead: str) -> Source:
         if len(sources) == 1:

@@ -45,10 +45,12 @@ class Sections(Word, frozen=True, kw_only=True):
     key: four counts of pairs. blocks: one run of pairs each, over and over. interleaved: pairs in turn t, h, w, as far
     as each count goes, the rest by the fourth. Text has one position for the first three; pairs of the fourth stand
     still. Without the key (its default is 0), or with fewer than two counts above 0, all pairs rotate.
+    style: of files with sections; None: the same as of others.
     """
 
     key: Key = Key("rope.dimension_sections", 0)
     form: Literal["blocks", "interleaved"]
+    style: Literal["norm", "neox"] | None = None
 
 
 class Rope(Word, frozen=True, kw_only=True):
@@ -185,6 +187,7 @@ class Mla(Word, frozen=True, kw_only=True, tag="mla", tag_field="kind"):
 
     q_rank 0 or None: queries come straight from attn_q. head: scores times 1 / sqrt(k_mla); head-yarn: that times
     M^2, where M is the magnitude that YaRN's log multiplier gives.
+    gate: as in `Gqa`.
     legacy_kv_b: files without attention.key_length_mla hold attn_kv_b instead of its two factors; they are computed as
     ordinary attention of n_head heads.
     """
@@ -196,4 +199,5 @@ class Mla(Word, frozen=True, kw_only=True, tag="mla", tag_field="kind"):
     v_mla: Key = Key("attention.value_length_mla", 0)
     scale: Literal["head", "head-yarn"] = "head"
     temperature: Temperature | None = None
+    gate: Gate | None = None
     legacy_kv_b: bool = False

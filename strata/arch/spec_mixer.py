@@ -45,7 +45,14 @@ class Kda(Word, frozen=True, kw_only=True, tag="kda", tag_field="kind"):
     S += k (sigmoid(ssm_beta u) * (v - k S)); o = q S / sqrt(head_dim).
     The result is attn_output (rms(o) * ssm_norm * sigmoid(ssm_g_b ssm_g_a u)).
     Biases of attn_{q,k,v} are accepted and have no effect; scales neither.
+    bound: a number c below 0 and the decay exp(c * sigmoid(ssm_a * (a[i] + ssm_dt.bias[i]))), which never falls below
+        exp(c).  bounded: a flag which says so; only true is accepted.
+    full_rank: there is no ssm_f_b and no ssm_g_b: ssm_f_a and ssm_g_a give all heads' rows.
     """
+
+    bound: Key | None = None
+    bounded: Key | None = None
+    full_rank: bool = False
 
 
 class Mamba(Word, frozen=True, kw_only=True, tag="mamba", tag_field="kind"):

@@ -57,5 +57,7 @@ def archs(args: argparse.Namespace) -> int:
         return 0
     width = max((len(row.name) for row in rows), default=0)
     for row in rows:
-        print(f"{row.name:<{width}}  {row.state:<9}  {row.distribution:<14}  {row.detail}")
+        verified = "untested" if row.verification is None else row.verification.state
+        state = verified if row.state == "ok" else row.state
+        print(f"{row.name:<{width}}  {state:<9}  {row.distribution:<14}  {row.family:<18}  {row.detail}")
     return 0

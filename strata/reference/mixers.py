@@ -94,12 +94,16 @@ class Mixers:
             ops.silu(self._conv(self._linear(h, linear), conv)).reshape(shape)
             for linear, conv in zip((m.q, m.k, m.v), m.convs, strict=True)
         )
-        steps = recurrent.softplus(self._linear(self._linear(h, m.f_a), m.f_b) + self._vector(m.decay_bias))
-        g = self._vector(m.decay)[None, :, None] * steps.reshape(shape)
+        logits = (self._low_rank(h, m.f_a, m.f_b) + self._vector(m.decay_bias)).reshape(shape)
+        decay = self._vector(m.decay)[None, :, None]
+        g = m.bound * ops.sigmoid(decay * logits) if m.bound else decay * recurrent.softplus(logits)
         beta = ops.sigmoid(self._linear(h, m.beta))
         state = np.zeros((m.n_head, m.head, m.head))
         o = recurrent.delta_rule((ops.l2_norm(q, m.l2_eps), ops.l2_norm(k, m.l2_eps), v), g, beta, state)[0]
-        return self._norm(o, m.norm).reshape(n, -1) * ops.sigmoid(self._linear(self._linear(h, m.g_a), m.g_b))
+        return self._norm(o, m.norm).reshape(n, -1) * ops.sigmoid(self._low_rank(h, m.g_a, m.g_b))
+
+    def _low_rank(self, h: Array, first: BoundLinear, second: BoundLinear | None) -> Array:
+        return self._linear(h, first) if second is None else self._linear(self._linear(h, first), second)
 
     def _mamba(self, h: Array, m: BoundMamba) -> Array:
         x = ops.silu(self._conv(self._linear(h, m.x), m.conv))

@@ -18,6 +18,7 @@ from strata.arch.bound import (
     BoundChunks,
     BoundExperts,
     BoundFfn,
+    BoundGate,
     BoundGqa,
     BoundLayer,
     BoundLinear,
@@ -180,10 +181,14 @@ class Reference:
         )
         if query_gate is not None:
             out = out * ops.sigmoid(query_gate)
-        if a.gate is not None:
-            act = {"sigmoid": ops.sigmoid, "softplus": ops.softplus}[a.gate.act]
-            out = out * act(self._linear(h, a.gate.linear)).reshape(n, a.n_head, -1)
-        return self._linear(out.reshape(n, -1), a.output) * a.output_scale
+        return self._linear(self._gated(out, h, a.gate).reshape(n, -1), a.output) * a.output_scale
+
+    def _gated(self, heads: Array, h: Array, gate: BoundGate | None) -> Array:
+        """The heads' results [n_tokens, n_head, head_v] behind the gate of the normed input h."""
+        if gate is None:
+            return heads
+        act = {"sigmoid": ops.sigmoid, "softplus": ops.softplus}[gate.act]
+        return heads * act(self._linear(h, gate.linear)).reshape(len(h), heads.shape[1], -1)
 
     def _qk_normed(self, q: Array, k: Array, a: BoundGqa) -> tuple[Array, Array]:
         q = q if a.q_norm is None else self._norm(q, a.q_norm)
@@ -210,7 +215,7 @@ class Reference:
         k_nope, v = self._keys_values(latent, a)
         k = np.concatenate([k_nope, np.repeat(k_shared, a.n_head, axis=1)], -1)
         out = ops.attention(q, k, v, ops.Score(a.scale), ops.hidden_keys(positions, n, ops.Mask()), None)
-        return self._linear(out.reshape(n, -1), a.output)
+        return self._linear(self._gated(out, h, a.gate).reshape(n, -1), a.output)
 
     def _keys_values(self, latent: Array, a: BoundMla) -> tuple[Array, Array]:
         """Keys without rotation [n, n_head, nope] and values [n, n_head, v_mla]."""

@@ -32,8 +32,9 @@ class StateWalk(WalkBase):
         q, k = rows[:, : 2 * n_k * head_k].reshape(n, 2, n_k, head_k).swapaxes(0, 1)
         v = rows[:, 2 * n_k * head_k :].reshape(n, n_v, i["head_v"])
         reads = np.arange(n_v) % n_k if i.get("tiled") else np.arange(n_v) // (n_v // n_k)
-        steps = recurrent.softplus(self._read(op, 1) + self._needed(op, 1)).reshape(n, n_v, -1)
-        g = self._needed(op, 0)[None, :, None] * steps
+        logits = (self._read(op, 1) + self._needed(op, 1)).reshape(n, n_v, -1)
+        a, bound = self._needed(op, 0)[None, :, None], op.f.get("bound", 0.0)
+        g = bound * ops.sigmoid(a * logits) if bound else a * recurrent.softplus(logits)
         beta = ops.sigmoid(self._read(op, 2))
         state = self._state(op, n_v, head_k, i["head_v"])
         out, state = recurrent.delta_rule((q[:, reads], k[:, reads], v), g, beta, state)

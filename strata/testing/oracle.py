@@ -250,13 +250,13 @@ def tokenise(path: str | Path, text: str, special: bool = True) -> list[int]:
         return model.tokenise(text, special)
 
 
-def kl_divergence(reference: Floats, other: Floats) -> NDArray[np.float64]:
+def kl_divergence(reference: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
     """KL(reference || other) of each row in nats, float64 [n_tokens]."""
     p, q = _log_softmax(reference), _log_softmax(other)
     return (np.exp(p) * (p - q)).sum(-1)
 
 
-def _log_softmax(rows: Floats) -> NDArray[np.float64]:
+def _log_softmax(rows: NDArray[Any]) -> NDArray[np.float64]:
     x = rows.astype(np.float64)
     x -= x.max(-1, keepdims=True)
     return x - np.log(np.exp(x).sum(-1, keepdims=True))

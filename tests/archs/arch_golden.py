@@ -10,13 +10,13 @@ from pathlib import Path
 
 import msgspec
 from arch_sources import ALL_CASES, shipped_sources
-from arch_tiny import write_case
 
 from strata.arch.bind import bind
 from strata.arch.plan import plan
 from strata.arch.plan_tables import ModelPlan
 from strata.arch.registry import Registry
 from strata.gguf.reader import read_gguf
+from strata.testing.conformance import write_case
 
 FOLDER = Path(__file__).parent / "golden"
 GOLDEN = tuple(name for name, case in ALL_CASES.items() if name == case["arch"])

@@ -1,4 +1,4 @@
-"""Runs a plan on the native engine, poisoned, with a float32 KV cache."""
+"""Which native library the architecture tests run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 from arch_sources import ROOT
-from numpy.typing import NDArray
 
 from strata.arch.plan_tables import ModelPlan
-from strata.engine.backend import KV_BLOCK_TOKENS, BatchRow, StepBatch
 from strata.errors import StrataError
-from strata.ffi.library import Library, find
-from strata.ffi.native import EngineOptions, NativeBackend, NativeModel
+from strata.ffi.library import find
+from strata.testing import conformance
 
 TEST_BUILD = ROOT / "build/native-tests/libstrata.so"
 
@@ -29,25 +27,6 @@ def library_path() -> Path | None:
         return None
 
 
-def native_logits(plan: ModelPlan, tokens: Sequence[int], chunk: int, **options: Any) -> NDArray[np.float32]:
+def native_logits(plan: ModelPlan, tokens: Sequence[int], chunk: int, **options: Any) -> np.ndarray:
     """Logits of every token, float32 [n_tokens, n_vocab], `chunk` tokens a step."""
-    n_blocks = len(tokens) // KV_BLOCK_TOKENS + 1
-    settings = {"n_threads": 2, "n_kv_blocks": n_blocks, "n_state_slots": 1, "kv_type": "f32", "poison": True} | options
-    parts: list[NDArray[np.float32]] = []
-    with NativeModel(Library(library_path()), plan) as model:
-        model.load(mode="buffered", n_threads=1)
-        backend = NativeBackend(model, EngineOptions(**settings), n_ctx=n_blocks * KV_BLOCK_TOKENS)
-        try:
-            for first in range(0, len(tokens), chunk):
-                part = tuple(tokens[first : first + chunk])
-                row = BatchRow(
-                    seq_id=0,
-                    tokens=part,
-                    first_pos=first,
-                    blocks=tuple(range((first + len(part) - 1) // KV_BLOCK_TOKENS + 1)),
-                    all_logits=True,
-                )
-                parts.append(np.array(backend.run_sync(StepBatch(rows=(row,))).logits))
-        finally:
-            backend.close()
-    return np.concatenate(parts)
+    return conformance.native_logits(plan, tokens, chunk, library_path(), **options)

@@ -9,12 +9,13 @@ from pathlib import Path
 from arch_cases import CASES
 from arch_cases_gqa import GQA_CASES
 from arch_cases_layers import LAYER_CASES
+from arch_cases_mla import MLA_CASES
 from arch_cases_state import STATE_CASES
 
 from strata.arch.registry import Source
 from strata.arch.spec import Arch
 
-ALL_CASES = CASES | GQA_CASES | LAYER_CASES | STATE_CASES
+ALL_CASES = CASES | GQA_CASES | LAYER_CASES | STATE_CASES | MLA_CASES
 ROOT = Path(__file__).parents[2]
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from arch_sources import ALL_CASES, shipped_sources
-from arch_tiny import N_TOKENS, prompt, write_case
 
 from strata.arch.bind import bind
 from strata.arch.registry import Registry
 from strata.gguf.reader import read_gguf
 from strata.reference.model import Reference
 from strata.reference.weights import FileWeights
+from strata.testing.conformance import N_TOKENS, prompt, write_case
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from arch_cases import N_EMBD, Case
+from arch_cases_mla import MLA_CASES
 from arch_cases_state import STATE_CASES
 from arch_fake_file import changed, fake_file
+from arch_sources import ALL_CASES
 
 from strata.arch.bind import bind, inspect_binding
 from strata.arch.bound import BoundArch, BoundGqa, BoundMla, BoundMoe
@@ -19,7 +21,7 @@ from strata.errors import BindError
 LFM, NEXT, QWEN = STATE_CASES["lfm2moe"], STATE_CASES["qwen3next"], STATE_CASES["qwen35moe"]
 GRANITE, JAMBA = STATE_CASES["granitehybrid"], STATE_CASES["jamba"]
 NEMOTRON, LATENT = STATE_CASES["nemotron_h_moe"], STATE_CASES["nemotron_h_moe-latent"]
-KIMI, MINIMAX = STATE_CASES["kimi-linear"], STATE_CASES["minimax-01"]
+LING, KIMI, MINIMAX = MLA_CASES["bailingmoe3"], STATE_CASES["kimi-linear"], STATE_CASES["minimax-01"]
 
 
 def bound_of(registry: Registry, case: Case) -> BoundArch:
@@ -83,6 +85,10 @@ BAD_KEYS: list[tuple[Case, str, Any, str]] = [
     (GRANITE, "ssm.state_size", 0, "state_size is 0; accepted: 1"),
     (JAMBA, "ssm.conv_kernel", 1, "conv_kernel is 1; accepted: 2 to 64"),
     (KIMI, "kda.head_dim", None, "head_dim is missing"),
+    (LING, "kda.safe_gate", False, "safe_gate is False; accepted: true"),
+    (LING, "kda.gate_lower_bound", 0.0, "gate_lower_bound is 0.0; accepted: -100 to below 0"),
+    (LING, "kda.gate_lower_bound", -1000.0, "gate_lower_bound is -1000"),
+    (LING, "kda.gate_lower_bound", None, "gate_lower_bound is missing"),
     (MINIMAX, "residual_scale", None, "residual_scale is missing"),
     (NEMOTRON, "expert_used_count", [0, 2, 0, 0, 0], "expert_used_count is 0; accepted: 1 to expert_count in layer 3"),
     (NEMOTRON, "expert_feed_forward_length", [0, 0, 0, 40, 0], "expert_feed_forward_length is 0; accepted: at least 1"),
@@ -110,6 +116,8 @@ BAD_TENSORS: list[tuple[Case, dict[str, Any], str]] = [
     (JAMBA, {"add": {"blk.0.ssm_in.weight": [N_EMBD, 128]}}, r"expected \[64, 256\]"),
     (KIMI, {"drop": "blk.2.ssm_conv1d_k.weight"}, r"blk.2.ssm_conv1d_k.weight \[4, 1, 60\] is missing"),
     (KIMI, {"drop": "blk.1.ffn_up_shexp.weight"}, "blk.1.ffn_up_shexp.weight"),
+    (LING, {"add": {"blk.0.ssm_f_a.weight": [N_EMBD, 20]}}, r"expected \[64, 60\]"),
+    (LING, {"drop": "blk.1.attn_gate.weight"}, r"blk.1.attn_gate.weight \[64, 3\] is missing"),
     (MINIMAX, {"drop": "blk.0.attn_norm_2.weight"}, "attn_norm_2.weight"),
     (NEMOTRON, {"add": {"blk.1.ffn_gate_exps.weight": [N_EMBD, 32, 8]}}, "blk.1.ffn_gate_exps.weight"),
     (LATENT, {"drop": "blk.3.ffn_latent_up.weight"}, r"blk.3.ffn_latent_up.weight \[40, 64\] is missing"),
@@ -131,11 +139,12 @@ def test_bad_tensor(registry: Registry, case: Case, change: dict[str, Any], mess
         ("granitehybrid", "0: Mamba 2, 8 heads of 16 with 12 states, 2 groups;"),
         ("jamba", "0: Mamba, 128 channels of 12 states;"),
         ("kimi-linear", "0: KDA, 3 heads of 20;"),
+        ("bailingmoe3", "0: KDA, 3 heads of 20;"),
         ("minimax-01", "0: lightning attention, 4 heads of 32;"),
     ],
 )
 def test_every_mixer_has_a_line(registry: Registry, name: str, line: str) -> None:
-    assert line in binding_report(inspect_binding(registry.lookup(name), fake_file(STATE_CASES[name])))
+    assert line in binding_report(inspect_binding(registry.lookup(name), fake_file(ALL_CASES[name])))
 
 
 def test_a_layer_of_one_part_is_a_mixer_attention_or_experts(registry: Registry) -> None:

@@ -13,7 +13,6 @@ from arch_cases_gqa import GQA_CASES
 from arch_cases_layers import LAYER_CASES
 from arch_fake_file import changed, fake_file
 from arch_native import library_path, native_logits
-from arch_tiny import N_TOKENS, prompt, write_case
 
 from strata.arch.bind import bind
 from strata.arch.bound import BoundArch, BoundGqa, BoundMoe
@@ -25,6 +24,7 @@ from strata.gguf.reader import read_gguf
 from strata.reference.model import Reference
 from strata.reference.weights import FileWeights
 from strata.testing import oracle
+from strata.testing.conformance import N_TOKENS, prompt, write_case
 
 ALL = GQA_CASES | LAYER_CASES
 

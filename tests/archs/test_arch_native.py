@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from arch_native import library_path, native_logits
-from arch_tiny import N_TOKENS, prompt, step_tokens
 
 from strata.arch.plan import plan
 from strata.reference.model import Reference
 from strata.testing import oracle
+from strata.testing.conformance import N_TOKENS, prompt, step_tokens
 
 CHUNK = 64
 

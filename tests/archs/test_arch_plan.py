@@ -11,7 +11,6 @@ import arch_golden
 import msgspec
 import pytest
 from arch_sources import ALL_CASES, ROOT, shipped_sources
-from arch_tiny import write_case
 
 from strata.arch import plan_tables
 from strata.arch.bind import bind
@@ -20,6 +19,7 @@ from strata.arch.plan_tables import ModelPlan, Role, Rows
 from strata.arch.registry import Registry
 from strata.gguf.quants import packed_bytes
 from strata.gguf.reader import read_gguf
+from strata.testing.conformance import write_case
 
 ENUMS = {
     "Act": "ACT",

@@ -13,7 +13,6 @@ from arch_cases import CASES, Case
 from arch_golden import GOLDEN
 from arch_native import library_path, native_logits
 from arch_sources import ALL_CASES
-from arch_tiny import prompt, write_case
 
 from strata.arch.bind import bind
 from strata.arch.bound import BoundArch
@@ -24,6 +23,7 @@ from strata.reference.model import Reference
 from strata.reference.walk import PlanWalk
 from strata.reference.weights import FileWeights
 from strata.testing import oracle
+from strata.testing.conformance import prompt, write_case
 
 Type = gguf.GGMLQuantizationType
 N_TOKENS = 70

@@ -118,7 +118,7 @@ def test_slots_are_checked(abi: Any, abi_ffi: Any) -> None:
 def delta_plan(plan: Plan, shape: tuple[int, int, int, int], **params: Any) -> Any:
     """Inputs cut into qkv, a and b; keys of length about 1, so that S stays bounded. Returns what numpy says."""
     n_k, n_v, dk, dv = shape
-    n_decay = n_v * dk if params.get("per_row") else n_v
+    n_decay, bound = n_v * dk if params.get("per_row") else n_v, params.get("bound", 0.0)
     width = 2 * n_k * dk + n_v * dv
     x = table(width + n_decay + n_v)
     x[:, : 2 * n_k * dk] /= np.float32(np.sqrt(dk))
@@ -131,7 +131,8 @@ def delta_plan(plan: Plan, shape: tuple[int, int, int, int], **params: Any) -> A
     plan.result(out)
     wide = x.astype(np.float64)
     cuts = wide[:, :width], wide[:, width : width + n_decay], wide[:, width + n_decay :]
-    return ref_state.delta(*cuts, (a.astype(np.float64), bias.astype(np.float64)), shape, bool(params.get("tiled")))
+    weights = a.astype(np.float64), bias.astype(np.float64)
+    return ref_state.delta(*cuts, weights, shape, tiled=bool(params.get("tiled")), bound=bound)
 
 
 @pytest.mark.parametrize("tiled", [0, 1])
@@ -142,18 +143,27 @@ def test_delta(abi: Any, abi_ffi: Any, tiled: int, per_row: int) -> None:
     np.testing.assert_allclose(rows_of(plan, 80), want, rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.parametrize("per_row", [0, 1])
+def test_delta_with_a_bound(abi: Any, abi_ffi: Any, per_row: int) -> None:
+    plan = Plan(abi_ffi, abi)
+    want = delta_plan(plan, (2, 4, 24, 20), per_row=per_row, bound=-1.5)
+    np.testing.assert_allclose(rows_of(plan, 80), want, rtol=1e-4, atol=2e-6)
+
+
 def test_delta_is_validated(abi: Any, abi_ffi: Any) -> None:
     for params, message in (
         ({"n_v": 3, "n_k": 2}, r"i\[N_V\] is 3; a multiple of N_K"),
         ({"head_v": 6}, "the op's state is 48"),
         ({"per_row": 1}, "a vector of 2; one of 8 is needed"),
+        ({"bound": 2.0}, r"f\[BOUND\] is 2; -100 to 0 is needed"),
+        ({"bound": -101.0}, r"f\[BOUND\] is -101; -100 to 0 is needed"),
     ):
         plan = Plan(abi_ffi, abi)
         inputs, out = plan.inputs(table(24 + 4), 32), plan.buffer(8)
         numbers = {"state": plan.state(32), "n_k": 2, "n_v": 2, "head_k": 4, "head_v": 4} | params
         ins = [plan.view(inputs, 0, 24), plan.view(inputs, 24, 2), plan.view(inputs, 26, 2)]
         vectors = [plan.vector(np.ones(numbers["n_v"])), plan.vector(np.ones(2))]
-        plan.op("DELTA", ins, [out], vectors, scale=1.0, **numbers)
+        plan.op("DELTA", ins, [out], vectors, **({"scale": 1.0} | numbers))
         plan.result(out)
         with pytest.raises(RuntimeError, match=message), plan.model():
             pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,6 +11,7 @@ import pytest
 
 from strata.arch.registry import Registry, Source, installed_sources
 from strata.arch.spec import Arch, Gqa, Rope
+from strata.arch.verified import Verification, verification_of
 from strata.errors import BindError, ModelError, UnknownArch
 
 GOOD = Arch(name="good", source="a paper", tested_with=(), attention=Gqa(rope=Rope(style="norm")))
@@ -94,3 +97,42 @@ class File(msgspec.Struct):
 def test_installed_sources_are_distinct() -> None:
     found = [(one.name, one.distribution, one.target) for one in installed_sources()]
     assert len(found) == len(set(found))
+
+
+def test_every_shipped_architecture_was_measured() -> None:
+    """A new one is: python tools/archs_table.py NAME."""
+    shipped = [one for one in installed_sources() if one.target.startswith("strata_archs.")]
+    assert shipped
+    for one in shipped:
+        seen = verification_of(one.name, one.target)
+        assert seen is not None, one.name
+        assert seen.state == "verified"
+        assert 0.0 <= seen.kl_cpu < 1e-6
+        assert seen.top1 > 0.95
+
+
+def test_a_distribution_ships_its_own_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "strange_archs"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    assert verification_of("good", "strange_archs.good:ARCH") is None
+    numbers = {
+        "state": "differs",
+        "n_models": 2,
+        "kl_cpu": 0.5,
+        "kl_worst": 0.75,
+        "top1": 0.25,
+        "date": "2026-01-31",
+        "commit": "abc",
+    }
+    (folder / "verified.json").write_text(json.dumps({"good": numbers}))
+    strange = Source("good", "strange", "strange_archs.good:ARCH", lambda: GOOD)
+    entry = Registry([strange]).listing()[0]
+    assert entry.verification == Verification(**numbers)
+    assert (entry.family, entry.words) == ("gqa", ("Block", "Gqa", "Head", "Rope", "Yarn"))
+    assert verification_of("other", strange.target) is None
+    (folder / "verified.json").write_text(json.dumps({"good": numbers | {"state": "fine"}}))
+    entry = Registry([strange]).listing()[0]
+    assert entry.state == "broken"
+    assert "verified.json: Invalid enum value 'fine'" in entry.detail

@@ -1,7 +1,8 @@
 // DELTA: the gated delta rule, token by token.
 //
 // For each value head, S [head_k][head_v] in the state, with q, k of its key head and v, a, b of its own:
-//   e = exp(A * softplus(a + bias)), one for the head or one for each row of S;  beta = sigmoid(b)
+//   e = exp(A * softplus(a + bias)), or with a bound exp(bound * sigmoid(A * (a + bias))), one for the head or one for
+//   each row of S;  beta = sigmoid(b)
 //   S[i] = e * S[i];  u = chain of fma(k[i], S[i], u) from 0, i ascending;  d = (v - u) * beta
 //   S[i] = fma(k[i], d, S[i]);  o = chain of fma(q[i], S[i], o) from 0, i ascending;  out = o * scale
 // Source: Gated Delta Networks (arXiv 2412.06464) section 3; one e for each row: Kimi Linear (arXiv 2510.26692).
@@ -46,8 +47,13 @@ struct Delta {
     const float* a = ctx.vector(op.weight[0]);
     const int64_t n = shape.n_decay / shape.n_v;
     vec.add(ctx.row(op.in[1], t), ctx.vector(op.weight[1]), e, shape.n_decay);
-    vec.unary(cpu::Unary::softplus, e, e, shape.n_decay);
+    const float bound = op.f[STRATA_DELTA_F_BOUND];
+    if (bound == 0) vec.unary(cpu::Unary::softplus, e, e, shape.n_decay);
     for (int64_t h = 0; h < shape.n_v; ++h) vec.scale(e + h * n, a[h], e + h * n, n);
+    if (bound != 0) {
+      vec.unary(cpu::Unary::sigmoid, e, e, shape.n_decay);
+      vec.scale(e, bound, e, shape.n_decay);
+    }
     vec.unary(cpu::Unary::exp, e, e, shape.n_decay);
     vec.unary(cpu::Unary::sigmoid, ctx.row(op.in[2], t), betas + t * shape.n_v, shape.n_v);
   }

@@ -5,7 +5,7 @@ namespace strata {
 namespace {
 
 const Kind kStateKinds[] = {
-    {"CONV", 1, 0, 1, 0, 1, 2, 5, 0},          {"DELTA", 7, 0, 1, 0, 3, 0, 7, 1},     {"SSM_HEADS", 3, 0, 1, 0, 7, 0, 5, 0},
+    {"CONV", 1, 0, 1, 0, 1, 2, 5, 0},          {"DELTA", 7, 0, 1, 0, 3, 0, 7, 2},     {"SSM_HEADS", 3, 0, 1, 0, 7, 0, 5, 0},
     {"SSM_CHANNELS", 15, 0, 1, 0, 7, 0, 3, 0}, {"LIGHTNING", 1, 0, 1, 0, 0, 0, 3, 1},
 };
 constexpr int32_t kNKinds = static_cast<int32_t>(sizeof kStateKinds / sizeof kStateKinds[0]);
@@ -14,6 +14,7 @@ static_assert(kNKinds == STRATA_OP_LIGHTNING - STRATA_OP_CONV + 1, "one row for 
 constexpr int64_t kMaxTaps = 64;
 constexpr int64_t kMaxStateHead = 4096;
 constexpr float kMaxSlope = 100;
+constexpr float kMinLogDecay = -100;
 
 // The state that the op names exists and has n_floats.
 Status check_state(const Check& c, int64_t n_floats) {
@@ -46,6 +47,9 @@ Status check_delta(const Check& c) {
   STRATA_TRY(c.i_range(STRATA_DELTA_I_PER_ROW, "i[PER_ROW]", 0, 1));
   const int64_t n_v = i[STRATA_DELTA_I_N_V], head_k = i[STRATA_DELTA_I_HEAD_K];
   if (n_v % i[STRATA_DELTA_I_N_K] != 0) return c.row.bad("i[N_V]", n_v, "a multiple of N_K is needed");
+  const float bound = c.op.f[STRATA_DELTA_F_BOUND];
+  if (!(bound >= kMinLogDecay && bound <= 0))
+    return c.row.bad("f[BOUND]", static_cast<int64_t>(bound), "-100 to 0 is needed");
   STRATA_TRY(check_state(c, n_v * head_k * i[STRATA_DELTA_I_HEAD_V]));
   STRATA_TRY(c.vector(0, n_v));
   return c.vector(1, i[STRATA_DELTA_I_PER_ROW] != 0 ? n_v * head_k : n_v);

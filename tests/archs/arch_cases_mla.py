@@ -1,0 +1,90 @@
+"""Tiny models with latent attention that has more than deepseek2's, as in arch_cases.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from arch_cases import BLOCK_NORMS, N_EMBD, N_EXPERT, N_FF, YARN_KEYS, Case, Tensors
+from arch_parts import case, experts
+
+HEADS, KV_RANK, N_ROT, NOPE, V_MLA, Q_RANK = 3, 40, 16, 24, 20, 28
+KDA_HEAD, TAPS = 20, 4
+MLA_KEYS: dict[str, Any] = {
+    "attention.head_count": HEADS,
+    "attention.key_length": KV_RANK + N_ROT,
+    "attention.value_length": KV_RANK,
+    "attention.key_length_mla": NOPE + N_ROT,
+    "attention.value_length_mla": V_MLA,
+    "attention.kv_lora_rank": KV_RANK,
+    "rope.dimension_count": N_ROT,
+}
+
+
+def mla(q_rank: int = Q_RANK) -> Tensors:
+    """Projections of one layer; q_rank 0: queries without a latent."""
+    made: Tensors = {
+        "attn_kv_a_mqa.weight": [N_EMBD, KV_RANK + N_ROT],
+        "attn_kv_a_norm.weight": [KV_RANK],
+        "attn_k_b.weight": [NOPE, KV_RANK, HEADS],
+        "attn_v_b.weight": [KV_RANK, V_MLA, HEADS],
+        "attn_output.weight": [HEADS * V_MLA, N_EMBD],
+    }
+    width = HEADS * (NOPE + N_ROT)
+    if q_rank == 0:
+        return made | {"attn_q.weight": [N_EMBD, width]}
+    made |= {"attn_q_a.weight": [N_EMBD, q_rank], "attn_q_a_norm.weight": [q_rank]}
+    return made | {"attn_q_b.weight": [q_rank, width]}
+
+
+def dense() -> Tensors:
+    """A gated FFN."""
+    return {"ffn_gate.weight": [N_EMBD, N_FF], "ffn_up.weight": [N_EMBD, N_FF], "ffn_down.weight": [N_FF, N_EMBD]}
+
+
+def _bailingmoe3(q_rank: int = Q_RANK, extra: Tensors | None = None, output: bool = True, **keys: Any) -> Case:
+    width = HEADS * KDA_HEAD
+    kda: Tensors = {f"ssm_conv1d_{x}.weight": [TAPS, 1, width, 1] for x in "qkv"}
+    kda |= {f"attn_{x}.weight": [N_EMBD, width] for x in "qkv"} | {"attn_q.bias": [width]}
+    kda |= {"ssm_f_a.weight": [N_EMBD, width], "ssm_g_a.weight": [N_EMBD, width]}
+    kda |= {"ssm_beta.weight": [N_EMBD, HEADS], "ssm_a": [1, HEADS], "ssm_dt.bias": [width]}
+    kda |= {"ssm_norm.weight": [KDA_HEAD], "attn_output.weight": [width, N_EMBD]}
+    gated = mla(q_rank) | {"attn_gate.weight": [N_EMBD, HEADS]}
+    moe = experts(select="exp_probs_b.bias", shared=40)
+    numbers: dict[str, Any] = {
+        "attention.head_count_kv": [0, 1, 0],
+        "attention.q_lora_rank": q_rank,
+        "expert_shared_count": 1,
+        "expert_shared_feed_forward_length": 40,
+        "expert_gating_func": 2,
+        "leading_dense_block_count": 1,
+        "ssm.conv_kernel": TAPS,
+        "kda.head_dim": KDA_HEAD,
+        "kda.gate_lower_bound": -5.0,
+    }
+    layers = [kda | dense(), gated | moe, kda | moe]
+    made = case("bailingmoe3", [BLOCK_NORMS | one for one in layers], MLA_KEYS, numbers, output=output, extra=extra)
+    return made | {"keys": made["keys"] | keys, "deviations": {"ssm_a": 1.0}}
+
+
+def scales(names: dict[str, int]) -> Tensors:
+    """`.scale` tensors, by the stem of their weight."""
+    return {f"{stem}.{kind}": [n] for stem, n in names.items() for kind in ("scale", "input_scale")}
+
+
+MLA_CASES: dict[str, Case] = {
+    "bailingmoe3": _bailingmoe3(expert_weights_norm=True, expert_weights_scale=2.5),
+    "bailingmoe3-clamped": _bailingmoe3(
+        q_rank=0,
+        output=False,
+        swiglu_clamp_exp=[0.0, 0.4, 0.3],
+        swiglu_clamp_shexp=[0.3, 0.2, 0.5],
+        **YARN_KEYS,
+        **{"kda.safe_gate": True, "kda.gate_lower_bound": -2.0, "rope.dimension_sections": [3, 2, 2, 1]},
+    ),
+    "bailingmoe3-scales": _bailingmoe3(
+        extra=scales(
+            {"blk.0.attn_k": 1, "blk.0.attn_output": 1, "blk.0.ffn_up": 1, "blk.1.attn_gate": 1}
+            | {"blk.1.attn_output": 1, "blk.2.ssm_beta": 1, "blk.1.ffn_down_shexp": 1, "blk.2.ffn_up_exps": N_EXPERT}
+        )
+    ),
+}
