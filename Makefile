@@ -10,7 +10,7 @@ TOOLS := $(VENV)/.installed
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt 2>/dev/null)
 ARGS ?=
 
-.PHONY: help serve test lint format native-tests sanitize neon fuzz gpu slow bench wheel clean docs archs
+.PHONY: help serve test lint format native-tests sanitize neon fuzz soak gpu slow bench wheel clean docs archs
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -75,6 +75,9 @@ neon: $(VENV)/.strata ## compile the library for 64-bit ARM (needs: sudo apt ins
 	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH cmake -S native -B build/neon -G Ninja -DCMAKE_SYSTEM_NAME=Linux \
 	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ >/dev/null
 	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH ninja -C build/neon | tail -n 1
+
+soak: $(VENV)/.strata ## mixed requests with aborts for SECS seconds (3600) on BACKEND (sim): equal answers, no hang, no leak
+	$(PY) tools/soak.py --seconds $(or $(SECS),3600) --backend $(or $(BACKEND),sim) $(MODEL)
 
 fuzz: $(VENV)/.strata-dev ## mutated model files against the reader for SECS seconds (300)
 	$(PY) tools/fuzz_gguf.py --seconds $(or $(SECS),300)
