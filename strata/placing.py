@@ -16,7 +16,7 @@ from strata.engine.placement import Experts, Mask, Split, exact_slots, experts_o
 from strata.engine.profile import Sidecar, dims_of, profile_pairs, profile_ranking, read_profile, write_profile
 from strata.errors import ConfigError
 
-__all__ = ["Placed", "place", "save_profile"]
+__all__ = ["OpPlace", "Placed", "op_places", "place", "save_profile"]
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,3 +101,34 @@ def save_profile(path: str, plan: ModelPlan, placed: Placed, fingerprint: str, m
         tool_version=__version__,
     )
     write_profile(path, dims_of(plan), pairs, slots=sum(placed.split.resident), sidecar=sidecar)
+
+
+class OpPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one kind of op runs. n: ops of the plan."""
+
+    kind: str
+    n: int
+    place: str
+
+
+_DEVICE_NAMES = {"cuda": "GPU", "sim": "sim device"}
+
+
+def op_places(config: EngineConfig, plan: ModelPlan) -> tuple[OpPlace, ...]:
+    """Where the plan's ops run with these settings, in the order in which their kinds appear; sampling last."""
+    device = _DEVICE_NAMES.get(config.backend)
+    counts: dict[str, int] = {}
+    for op in plan.ops:
+        counts[op.kind] = counts.get(op.kind, 0) + 1
+    places: list[OpPlace] = []
+    for kind, n in counts.items():
+        where = device or "CPU"
+        if kind == "experts" and device is not None:
+            none = config.cpu_moe or config.expert_slots == 0
+            where = (
+                f"CPU (no expert has a slot on the {device})"
+                if none
+                else f"{device}: resident experts; CPU: missed ones"
+            )
+        places.append(OpPlace(kind=kind, n=n, place=where))
+    return (*places, OpPlace(kind="sampling", n=1, place="CPU"))

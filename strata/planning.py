@@ -37,7 +37,7 @@ from strata.gguf.inventory import fingerprint
 from strata.gguf.reader import GgufFile, read_gguf
 from strata.machine import kernel_cache, machine_memory, nvrtc_folder, resident_bytes
 from strata.models import demo_model_path
-from strata.placing import Placed, place
+from strata.placing import OpPlace, Placed, op_places, place
 from strata.text.chat import RESERVED_VARIABLES, ChatTemplate
 from strata.text.tokenizer import Tokenizer
 
@@ -158,6 +158,11 @@ def open_source(config: Config, synthetic: str | None, layers: int | None) -> Ge
 def inspect(config: Config, source: Source) -> Binding:
     """What of the file its architecture uses. Raises: ModelError for metadata."""
     return inspect_binding(source.arch(config), source.file)
+
+
+def where_ops_run(config: Config, source: Source) -> tuple[OpPlace, ...]:
+    """Of a file whose tensors fit its architecture. Raises: ModelError."""
+    return op_places(config.engine, make_plan(bind(source.arch(config), source.file), n_batch=1, n_outputs_max=1))
 
 
 # ---- planning ---------------------------------------------------------------------------------------------------

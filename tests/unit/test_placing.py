@@ -10,7 +10,7 @@ import pytest
 from strata import planning
 from strata.config import Config, EngineConfig, load_config
 from strata.errors import ConfigError
-from strata.placing import Placed, place, save_profile
+from strata.placing import Placed, op_places, place, save_profile
 
 
 @pytest.fixture(scope="module", name="demo")
@@ -103,3 +103,21 @@ def test_settings_of_a_device_are_refused_on_the_cpu(flag, value):
     config = load_config({f"engine.{flag}": "true" if flag == "swap_every_step" else value}, environ={})
     with planning.open_source(config, None, None) as source, pytest.raises(ConfigError, match="the backend is cpu"):
         planning.prepare(config, source, planning.Shape(kv_type="f16", max_seqs=1))
+
+
+@pytest.mark.parametrize(
+    ("engine", "experts", "others"),
+    [
+        ({}, "CPU", "CPU"),
+        ({"backend": "cuda"}, "GPU: resident experts; CPU: missed ones", "GPU"),
+        ({"backend": "cuda", "cpu_moe": True}, "CPU (no expert has a slot on the GPU)", "GPU"),
+        ({"backend": "sim", "expert_slots": 0}, "CPU (no expert has a slot on the sim device)", "sim device"),
+    ],
+)
+def test_where_ops_run(demo, engine, experts, others):
+    places = {row.kind: row for row in op_places(EngineConfig(**engine), demo.plan)}
+    assert places["experts"].place == experts
+    assert places["experts"].n == 6
+    assert {row.place for kind, row in places.items() if kind not in {"experts", "sampling"}} == {others}
+    assert places["sampling"].place == "CPU"
+    assert sum(row.n for row in places.values()) == len(demo.plan.ops) + 1
