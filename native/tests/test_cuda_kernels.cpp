@@ -86,8 +86,8 @@ void compare_acts(const Case& c, const Inputs& in) {
   }
 }
 
-bool is_batched(const Case& c) { return c.n_tokens > cuda::kMaxTokens; }
-int64_t tiles_of(const Case& c) { return (c.n_tokens + cuda::kTileTokens - 1) / cuda::kTileTokens; }
+bool is_batched(const Case& c) { return c.n_tokens > cuda::kFewTokens; }
+int64_t tiles_of(const Case& c, int64_t tokens) { return (c.n_tokens + tokens - 1) / tokens; }
 int64_t blocks_of(const Case& c) {
   const int64_t rows = is_batched(c) ? cuda::kTileRows : c.kernels->rows_per_block;
   return (c.n_rows + rows - 1) / rows;
@@ -116,10 +116,11 @@ void test_linear(Gpu& gpu, const Case& c, const Inputs& in, const std::vector<ui
   args.factor = 1.0f;
   args.softcap = c.n_tokens % 2 == 0 ? 30.0f : 0.0f;
   if (is_batched(c)) {
-    gpu.launch(c.kernels->batch, "k_linear_batch", 2 * blocks_of(c), tiles_of(c), cuda::kBatchThreads, 0, args);
+    gpu.launch(c.kernels->batch, "k_linear_batch", 2 * blocks_of(c), tiles_of(c, cuda::kTileTokens), cuda::kBatchThreads, 0,
+               args);
   } else {
-    gpu.launch(c.kernels->linear, cuda::linear_kernel(*c.kernels, args.n_tokens), 2 * blocks_of(c), 1,
-               cuda::linear_threads(*c.kernels, args.n_tokens), 0, args);
+    gpu.launch(c.kernels->linear, cuda::linear_kernel(*c.kernels, args.n_tokens), 2 * blocks_of(c),
+               tiles_of(c, cuda::kMaxTokens), cuda::linear_threads(*c.kernels, args.n_tokens), 0, args);
   }
   std::vector<float> got = y.read(), want = plain, want_z = plain;
   for (size_t i = want.size(); i < got.size(); ++i) {
@@ -203,7 +204,8 @@ void test_expert_rows(Gpu& gpu, const Case& c, const Inputs& in, const std::vect
   if (is_batched(c)) {
     gpu.launch(c.kernels->batch, "k_expert_rows_batch", blocks_of(c), n_host_tasks + 1, cuda::kBatchThreads, 0, args);
   } else {
-    gpu.launch(c.kernels->experts, cuda::expert_rows_kernel(*c.kernels, n), blocks_of(c), 2, c.kernels->threads, 0, args);
+    gpu.launch(c.kernels->experts, cuda::expert_rows_kernel(*c.kernels, n), blocks_of(c), n_host_tasks + 1,
+               c.kernels->threads, 0, args);
   }
   const std::vector<float> got = out.read();
   std::vector<float> want(got.size(), std::nanf(""));
@@ -291,7 +293,7 @@ void test_case(Gpu& gpu, const Case& c, bool poisoned) {
   test_linear(gpu, c, in, packed, plain);
   test_expert_rows(gpu, c, in, packed, plain);
   if (c.n_tokens == 1) test_embed(gpu, c, packed);
-  if (!c.kernels->packed() || is_batched(c)) return;
+  if (!c.kernels->packed() || c.n_tokens > cuda::kMaxTokens) return;
   const int32_t glu = static_cast<int32_t>(next_random() % 10);
   test_expert_ffn(gpu, c, in, glu, glu < STRATA_GLU_UP_SILU);
 }
@@ -312,9 +314,9 @@ int main(int argc, char** argv) {
     for (const int64_t n_cols : cols) {
       if (is_short && n_cols > 7 * block && block > 1) continue;
       for (const int64_t n_rows : {1, 17, 70}) {
-        for (const int64_t n_tokens : {1, 2, 3, 5, 8, 9, 33, 64, 150}) {
+        for (const int64_t n_tokens : {1, 2, 3, 5, 8, 12, 33, 64, 150}) {
           if (is_short && (n_rows == 1 || n_tokens == 3 || n_tokens == 5 || n_tokens > 33)) continue;
-          if (n_tokens > cuda::kMaxTokens && !c.kernels->packed()) continue;
+          if (n_tokens > cuda::kFewTokens && !c.kernels->packed()) continue;
           c.n_rows = n_rows, c.n_cols = n_cols, c.n_tokens = n_tokens;
           test_case(gpu, c, (n_tokens == 5 || n_tokens == 33) && n_rows == 17);
         }

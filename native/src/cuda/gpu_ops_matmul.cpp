@@ -1,5 +1,4 @@
-// LINEAR, HEAD_LINEAR and HEAD: the input is rounded once for each form, then one launch for all matrices of one type: for
-// all tokens of a large step, where the type has batched kernels, else for every eight.
+// LINEAR, HEAD_LINEAR and HEAD: the input is rounded once for each form, then one launch for all matrices of one type.
 #include <algorithm>
 
 #include "cuda/gpu_ops.h"
@@ -57,27 +56,19 @@ Status Walk::multiply(int32_t type, const LinearPart* parts, int32_t n_parts, in
                       int32_t n_tokens, float factor, float softcap) {
   const TypeFunctions& functions = gpu_.functions->types[type];
   const TypeKernels& kernels = *functions.kernels;
-  const bool batched = functions.linear_batch != nullptr && n_tokens > kFewTokens;
-  const int32_t most = batched ? n_tokens : kMaxTokens;
-  for (int32_t first = 0; first < n_tokens; first += most) {
-    const int32_t n = std::min(most, n_tokens - first);
-    LinearArgs args{};
-    for (int32_t p = 0; p < n_parts; ++p) {
-      args.part[p] = parts[p];
-      args.part[p].y += first * parts[p].y_stride;
-    }
-    args.n_parts = n_parts;
-    args.n_tokens = n;
-    args.n_cols = n_cols;
-    args.acts = acts.rows + first * acts.stride;
-    args.act_stride = acts.stride;
-    args.factor = factor;
-    args.softcap = softcap;
-    const int32_t n_blocks = place_blocks(args, batched ? kTileRows : kernels.rows_per_block);
-    STRATA_TRY(batched ? go(functions.linear_batch, n_blocks, ceil_div(n, kTileTokens), kBatchThreads, args)
-                       : go(functions.linear[variant_of(n)], n_blocks, 1, linear_threads(kernels, n), args));
-  }
-  return STRATA_OK;
+  LinearArgs args{};
+  std::copy_n(parts, n_parts, args.part);
+  args.n_parts = n_parts;
+  args.n_tokens = n_tokens;
+  args.n_cols = n_cols;
+  args.acts = acts.rows;
+  args.act_stride = acts.stride;
+  args.factor = factor;
+  args.softcap = softcap;
+  if (functions.linear_batch != nullptr && n_tokens > kFewTokens)
+    return go(functions.linear_batch, place_blocks(args, kTileRows), ceil_div(n_tokens, kTileTokens), kBatchThreads, args);
+  return go(functions.linear[variant_of(n_tokens)], place_blocks(args, kernels.rows_per_block),
+            ceil_div(n_tokens, kMaxTokens), linear_threads(kernels, n_tokens), args);
 }
 
 Status Walk::linear(const strata_op& op) {
@@ -108,7 +99,7 @@ Status Walk::linear(const strata_op& op) {
   return STRATA_OK;
 }
 
-// One launch for each head (and eight tokens): every head has an input of its own. Rounded row t * n_head + h.
+// One launch for each head: every head has an input of its own. Rounded row t * n_head + h.
 Status Walk::head_linear(const strata_op& op) {
   const int32_t n_head = op.i[STRATA_HEAD_LINEAR_I_N_HEAD];
   const strata_tensor& tensor = gpu_.plan->tensors[op.weight[0]];

@@ -9,7 +9,7 @@
 
 namespace strata::cuda {
 
-constexpr int32_t kMaxTokens = 8;  // tokens of one call of a decode kernel
+constexpr int32_t kMaxTokens = 8;  // tokens of a block of the decode kernels
 constexpr int32_t kMaxParts = 4;   // matrices of one k_linear launch
 // Outputs and threads of a block of the batched kernels.
 constexpr int32_t kTileRows = 64, kTileTokens = 64, kBatchThreads = 256;
@@ -37,7 +37,7 @@ struct LinearPart {
 struct LinearArgs {
   LinearPart part[kMaxParts];
   int32_t n_parts;
-  int32_t n_tokens;  // 1 .. the kernel's token count
+  int32_t n_tokens;  // of the launch: row y of the grid takes those from y times the kernel's token count on
   int64_t n_cols;
   const uint8_t* acts;
   int64_t act_stride;
