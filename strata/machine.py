@@ -53,11 +53,11 @@ def nvrtc_folder() -> str | None:
     return str(Path(next(iter(spec.submodule_search_locations))) / "lib")
 
 
-def kernel_cache() -> str:
-    """Folder of compiled kernels, made when it is missing."""
-    folder = Path.home() / ".cache" / "strata" / "kernels"
+def cache_folder(name: str = "") -> Path:
+    """The user's folder of what can be made again, or one inside it; made when it is missing."""
+    folder = Path.home() / ".cache" / "strata" / name
     folder.mkdir(parents=True, exist_ok=True)
-    return str(folder)
+    return folder
 
 
 def describe_machine(tier: str, n_cpu: int) -> Machine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,12 +12,26 @@ import numpy as np
 from strata import __version__
 from strata.arch.plan_tables import ModelPlan
 from strata.config import EngineConfig
+from strata.engine.budget import Line, Place, gpu_context_bytes, pin_limit, vram_limit
 from strata.engine.heat import Heat
 from strata.engine.placement import Experts, Mask, Split, exact_slots, experts_of, split_slots
 from strata.engine.profile import Sidecar, dims_of, profile_pairs, profile_ranking, read_profile, write_profile
 from strata.errors import ConfigError
+from strata.ffi.library import Library
+from strata.ffi.native import EngineBytes, EngineOptions, NativeModel
+from strata.machine import cache_folder, machine_memory, nvrtc_folder
 
-__all__ = ["OpPlace", "Placed", "op_places", "place", "save_profile"]
+__all__ = [
+    "OpPlace",
+    "Placed",
+    "Placement",
+    "device_lines",
+    "device_options",
+    "op_places",
+    "place",
+    "place_on_device",
+    "save_profile",
+]
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,3 +147,90 @@ def op_places(config: EngineConfig, plan: ModelPlan) -> tuple[OpPlace, ...]:
             )
         places.append(OpPlace(kind=kind, n=n, place=where))
     return (*places, OpPlace(kind="sampling", n=1, place="CPU"))
+
+
+# ---- devices ----------------------------------------------------------------------------------------------------
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    run: EngineOptions
+    placed: Placed | None = None
+    limit_bytes: int = 0  # of the GPU
+    limit_source: str = ""
+    context_bytes: int = 0  # the driver's own
+
+
+def device_options(config: EngineConfig) -> dict[str, Any]:
+    """The fields of EngineOptions that say what computes beside the CPU."""
+    options: dict[str, Any] = {
+        "device": config.backend,
+        "ordinal": config.device,
+        "vram_limit_bytes": config.vram_limit_bytes,
+        "handoff_deadline_s": config.handoff_deadline_s * config.deadline_scale,
+    }
+    if config.backend == "cuda":
+        options["nvrtc_path"] = config.nvrtc_path or nvrtc_folder()
+        options["cubin_cache"] = str(cache_folder("kernels"))
+    return options
+
+
+def place_on_device(
+    config: EngineConfig, library: Library, model: NativeModel, run: EngineOptions, fingerprint: str
+) -> Placement:
+    """Where experts go. Raises: ConfigError, ProfileError, NativeError without a GPU."""
+    if run.device == "cpu":
+        _refuse_device_settings(config)
+        return Placement(run=run)
+    asked = config.vram_limit_bytes or None
+    if run.device == "cuda":
+        gpu = library.gpu(run.ordinal)
+        limit, limit_source = vram_limit(gpu.free_bytes, gpu.total_bytes, asked)
+        context = gpu_context_bytes(gpu.free_bytes, gpu.total_bytes)
+        sizes = model.measure(run)
+        room = limit - context - sizes.device
+        memory = machine_memory()
+        ram_bytes = min(memory.total_bytes, memory.cgroup_limit_bytes or memory.total_bytes)
+        run = msgspec.structs.replace(run, pin_limit_bytes=pin_limit(ram_bytes, sizes.shared))
+    else:
+        limit, limit_source, context = 0, "", 0
+        room = None if asked is None else asked - model.measure(run).device
+    placed = place(config, model.plan, fingerprint, room)
+    if placed is not None:
+        run = msgspec.structs.replace(run, class_of_set=placed.experts.class_of, n_slots=placed.split.slots())
+    return Placement(run=run, placed=placed, limit_bytes=limit, limit_source=limit_source, context_bytes=context)
+
+
+def _refuse_device_settings(config: EngineConfig) -> None:
+    """Settings that would silently do nothing on the CPU alone."""
+    given = {
+        "--vram-limit": config.vram_limit_bytes,
+        "--expert-slots": max(config.expert_slots, 0),
+        "--n-cpu-moe": config.n_cpu_moe,
+        "--profile": config.profile_path,
+        "--swap-every-step": config.swap_every_step,
+    }
+    for flag, value in given.items():
+        if value:
+            raise ConfigError(f"{flag} {value} is for a device that holds experts; the backend is cpu (--backend cuda)")
+
+
+def device_lines(run: EngineOptions, sizes: EngineBytes, context_bytes: int) -> list[Line]:
+    if run.device == "sim":
+        note = f"{sum(run.n_slots)} expert slots"
+        return [
+            Line(name="sim device", place=Place.RAM, n_bytes=sizes.device, note=note),
+            Line(name="mailbox", place=Place.RAM, n_bytes=sizes.shared),
+        ]
+    if run.device == "cpu":
+        return []
+    return [
+        Line(name="mailbox", place=Place.PINNED, n_bytes=sizes.shared),
+        Line(name="GPU context", place=Place.VRAM, n_bytes=context_bytes, note="the driver's, kernels and graphs"),
+        Line(
+            name="dense parts",
+            place=Place.VRAM,
+            n_bytes=sizes.device - sizes.slots,
+            note="weights, KV cache, activations",
+        ),
+        Line(name="expert slots", place=Place.VRAM, n_bytes=sizes.slots, note=f"{sum(run.n_slots)} slots"),
+    ]

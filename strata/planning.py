@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,6 +16,7 @@ from strata.arch.plan import plan as make_plan
 from strata.arch.plan_tables import ModelPlan
 from strata.arch.registry import Registry
 from strata.arch.spec import Arch
+from strata.calibration import calibrate
 from strata.config import Config, EngineConfig
 from strata.engine.backend import KV_BLOCK_TOKENS
 from strata.engine.budget import (
@@ -24,20 +25,27 @@ from strata.engine.budget import (
     Place,
     choose_ctx,
     gib_text,
-    gpu_context_bytes,
     n_kv_blocks,
-    pin_limit,
     ram_limit,
-    vram_limit,
 )
+from strata.engine.placement import hit_share
+from strata.engine.prediction import Prediction, Rates, predict
 from strata.errors import ConfigError, ModelError
 from strata.ffi.library import Library
 from strata.ffi.native import EngineBytes, EngineOptions, NativeModel
 from strata.gguf.inventory import fingerprint
 from strata.gguf.reader import GgufFile, read_gguf
-from strata.machine import kernel_cache, machine_memory, nvrtc_folder, resident_bytes
+from strata.machine import machine_memory, resident_bytes
 from strata.models import demo_model_path
-from strata.placing import OpPlace, Placed, op_places, place
+from strata.placing import (
+    OpPlace,
+    Placed,
+    Placement,
+    device_lines,
+    device_options,
+    op_places,
+    place_on_device,
+)
 from strata.text.chat import RESERVED_VARIABLES, ChatTemplate
 from strata.text.tokenizer import Tokenizer
 
@@ -116,6 +124,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     trace_path: str | None  # where the routing of every step goes
     engine: EngineConfig
     placed: Placed | None  # None: no expert has a slot
+    rates: Rates | None  # of the machine; measured where there is a GPU
     report: Report | None
 
 
@@ -182,24 +191,23 @@ def prepare(config: Config, source: Source, shape: Shape, report: Report | None 
         _ = source.tokenizer  # part of what the process holds
     limit, limit_source = ram_limit(machine_memory(), config.engine.ram_limit_bytes or None)
     base_bytes = resident_bytes()
-    with NativeModel(library, probe) as model:
-        per_block = model.measure(EngineOptions(n_threads=1, n_kv_blocks=1, kv_type=kv_type)).kv
     room = limit - probe.weights_bytes - probe.activations_bytes - base_bytes
-    n_ctx, note = _context(config, shape, bound.n_ctx_train, per_block, room)
+    n_ctx, note = _context(config, shape, bound.n_ctx_train, _kv_bytes_per_block(library, probe, kv_type), room)
     model_plan = make_plan(bound, n_batch=n_batch, n_outputs_max=n_outputs, n_ctx=n_ctx)
     n_tokens = max(config.engine.n_kv_tokens, n_ctx) if shape.n_ctx is None else n_ctx
+    rates = calibrate(library, config.engine.device) if config.engine.backend == "cuda" else None
     run = EngineOptions(
         kv_type=kv_type,
         n_kv_blocks=n_kv_blocks(n_tokens),
         max_seqs=shape.max_seqs,
         n_state_slots=shape.max_seqs if model_plan.states else 0,
-        n_threads=config.engine.n_threads or library.cpu_count,
+        n_threads=config.engine.n_threads or (rates.n_threads if rates is not None else library.cpu_count),
         poison=config.engine.poison,
         spin_us=config.engine.spin_us,
-        **_device_options(config.engine),
+        **device_options(config.engine),
     )
     with NativeModel(library, model_plan) as model:
-        placement = _place(config.engine, library, model, run, source)
+        placement = place_on_device(config.engine, library, model, run, source.fingerprint)
         run = placement.run
         sizes = model.measure(run)
     beside = sizes.kv + sizes.state + sizes.scratch + sizes.shared + (sizes.device if run.device == "sim" else 0)
@@ -226,12 +234,13 @@ def prepare(config: Config, source: Source, shape: Shape, report: Report | None 
         trace_path=config.engine.trace_path,
         engine=config.engine,
         placed=placement.placed,
+        rates=rates,
         report=report,
     )
 
 
 def _notes(
-    source: Source, shape: Shape, plan: ModelPlan, placement: _Placement, note: str | None, mapped: int
+    source: Source, shape: Shape, plan: ModelPlan, placement: Placement, note: str | None, mapped: int
 ) -> list[str]:
     """What the user should know about the plan."""
     notes = [*([note] if note else []), *(placement.placed.notes if placement.placed is not None else ())]
@@ -244,71 +253,7 @@ def _notes(
     return notes
 
 
-class _Placement(msgspec.Struct, frozen=True, kw_only=True):
-    run: EngineOptions
-    placed: Placed | None = None
-    limit_bytes: int = 0  # of the GPU
-    limit_source: str = ""
-    context_bytes: int = 0  # the driver's own
-
-
-def _device_options(config: EngineConfig) -> dict[str, Any]:
-    """The fields of EngineOptions that say what computes beside the CPU."""
-    options: dict[str, Any] = {
-        "device": config.backend,
-        "ordinal": config.device,
-        "vram_limit_bytes": config.vram_limit_bytes,
-        "handoff_deadline_s": config.handoff_deadline_s * config.deadline_scale,
-    }
-    if config.backend == "cuda":
-        options["nvrtc_path"] = config.nvrtc_path or nvrtc_folder()
-        options["cubin_cache"] = kernel_cache()
-    return options
-
-
-def _place(
-    config: EngineConfig, library: Library, model: NativeModel, run: EngineOptions, source: Source
-) -> _Placement:
-    """Where experts go. Raises: ConfigError, ProfileError, NativeError without a GPU."""
-    if run.device == "cpu":
-        _refuse_device_settings(config)
-        return _Placement(run=run)
-    asked = config.vram_limit_bytes or None
-    if run.device == "cuda":
-        gpu = library.gpu(run.ordinal)
-        limit, limit_source = vram_limit(gpu.free_bytes, gpu.total_bytes, asked)
-        context = gpu_context_bytes(gpu.free_bytes, gpu.total_bytes)
-        sizes = model.measure(run)
-        room = limit - context - sizes.device
-        memory = machine_memory()
-        ram_bytes = min(memory.total_bytes, memory.cgroup_limit_bytes or memory.total_bytes)
-        run = msgspec.structs.replace(run, pin_limit_bytes=pin_limit(ram_bytes, sizes.shared))
-    else:
-        limit, limit_source, context = 0, "", 0
-        room = None if asked is None else asked - model.measure(run).device
-    placed = place(config, model.plan, source.fingerprint, room)
-    if placed is not None:
-        run = msgspec.structs.replace(run, class_of_set=placed.experts.class_of, n_slots=placed.split.slots())
-    return _Placement(run=run, placed=placed, limit_bytes=limit, limit_source=limit_source, context_bytes=context)
-
-
-def _refuse_device_settings(config: EngineConfig) -> None:
-    """Settings that would silently do nothing on the CPU alone."""
-    given = {
-        "--vram-limit": config.vram_limit_bytes,
-        "--expert-slots": max(config.expert_slots, 0),
-        "--n-cpu-moe": config.n_cpu_moe,
-        "--profile": config.profile_path,
-        "--swap-every-step": config.swap_every_step,
-    }
-    for flag, value in given.items():
-        if value:
-            raise ConfigError(f"{flag} {value} is for a device that holds experts; the backend is cpu (--backend cuda)")
-
-
-def _lines(
-    plan: ModelPlan, placement: _Placement, sizes: EngineBytes, base_bytes: int, mapped: int
-) -> tuple[Line, ...]:
+def _lines(plan: ModelPlan, placement: Placement, sizes: EngineBytes, base_bytes: int, mapped: int) -> tuple[Line, ...]:
     """Who holds how much; owners of nothing are left out."""
     run = placement.run
     n_tokens = run.n_kv_blocks * KV_BLOCK_TOKENS
@@ -322,32 +267,10 @@ def _lines(
             name="activations", place=Place.RAM, n_bytes=sizes.activations, note=f"steps of up to {plan.n_batch} tokens"
         ),
         Line(name="scratch", place=Place.RAM, n_bytes=sizes.scratch, note=f"{run.n_threads} threads"),
-        *_device_lines(run, sizes, placement.context_bytes),
+        *device_lines(run, sizes, placement.context_bytes),
         Line(name="experts in the file", place=Place.MAPPED, n_bytes=mapped, note="page cache"),
     ]
     return tuple(line for line in lines if line.n_bytes)
-
-
-def _device_lines(run: EngineOptions, sizes: EngineBytes, context_bytes: int) -> list[Line]:
-    if run.device == "sim":
-        note = f"{sum(run.n_slots)} expert slots"
-        return [
-            Line(name="sim device", place=Place.RAM, n_bytes=sizes.device, note=note),
-            Line(name="mailbox", place=Place.RAM, n_bytes=sizes.shared),
-        ]
-    if run.device == "cpu":
-        return []
-    return [
-        Line(name="mailbox", place=Place.PINNED, n_bytes=sizes.shared),
-        Line(name="GPU context", place=Place.VRAM, n_bytes=context_bytes, note="the driver's, kernels and graphs"),
-        Line(
-            name="dense parts",
-            place=Place.VRAM,
-            n_bytes=sizes.device - sizes.slots,
-            note="weights, KV cache, activations",
-        ),
-        Line(name="expert slots", place=Place.VRAM, n_bytes=sizes.slots, note=f"{sum(run.n_slots)} slots"),
-    ]
 
 
 def prepare_serving(config: Config, source: Source, report: Report | None = None) -> Prepared:
@@ -355,14 +278,36 @@ def prepare_serving(config: Config, source: Source, report: Report | None = None
     return prepare(config, source, Shape(kv_type="f16", max_seqs=config.engine.n_parallel, text=True), report)
 
 
+def predicted(prepared: Prepared) -> Prediction | None:
+    """How fast one sequence should decode at first; None where nothing was measured."""
+    plan, placed = prepared.plan, prepared.placed
+    if prepared.rates is None:
+        return None
+    per_token = sum(experts.n_used * experts.slot_bytes for experts in plan.expert_sets)
+    share = 0.0
+    if placed is not None:
+        heat = placed.heat.values()
+        share = hit_share(heat if heat.any() else placed.experts.exists.astype(float), placed.chosen)
+    return predict(
+        prepared.rates,
+        dense_bytes=max(plan.read_bytes_per_token - per_token, 0),
+        expert_bytes=per_token,
+        hit_share=share,
+        n_expert_layers=len(plan.expert_sets),
+        n_ops=len(plan.ops),
+    )
+
+
 def plan_text(prepared: Prepared) -> str:
     """The plan as people read it."""
     plan, run = prepared.plan, prepared.run
+    speed = predicted(prepared)
     return "\n".join(
         (
             f"{prepared.source.label}: {plan.arch}, {plan.n_layer} layers, {len(plan.expert_sets)} with experts",
             f"  reads {gib_text(plan.read_bytes_per_token)} of weights per decoded token",
             f"  {run.n_threads} threads, context {prepared.n_ctx}, {run.max_seqs} sequences, KV {run.kv_type}",
+            *(() if speed is None else (f"  predicted at first: {speed.text()}",)),
             "memory",
             prepared.ledger.text(),
         )
@@ -376,6 +321,11 @@ def _step_sizes(config: Config, shape: Shape, n_vocab: int) -> tuple[int, int]:
         n_batch = max(1, min(n_batch, _LOGITS_BYTES_MAX // (4 * n_vocab), shape.n_ctx or n_batch))
         return n_batch, n_batch
     return max(n_batch, shape.max_seqs), shape.max_seqs
+
+
+def _kv_bytes_per_block(library: Library, plan: ModelPlan, kv_type: str) -> int:
+    with NativeModel(library, plan) as model:
+        return model.measure(EngineOptions(n_threads=1, n_kv_blocks=1, kv_type=kv_type)).kv
 
 
 def _context(config: Config, shape: Shape, n_ctx_train: int, per_block: int, room: int) -> tuple[int, str | None]:

@@ -33,7 +33,7 @@ from strata.ffi.library import Library
 from strata.ffi.native import NativeBackend, NativeModel
 from strata.gguf.quants import GROUP_ROWS, row_bytes
 from strata.placing import Placed, save_profile
-from strata.planning import Prepared, Report, Shape, Source, plan_text, prepare, prepare_serving
+from strata.planning import Prepared, Report, Shape, Source, plan_text, predicted, prepare, prepare_serving
 from strata.server.access import read_keys
 from strata.server.app import App, build_app
 from strata.server.listen import Shutdown, open_listener, shutdown_on_signals
@@ -114,11 +114,12 @@ async def open_backend(prepared: Prepared) -> AsyncGenerator[Backend]:
 
 async def _with_cache(native: NativeBackend, prepared: Prepared, placed: Placed) -> CachedBackend:
     """The backend with its first experts resident, their copies behind a progress bar."""
-    config, threads = prepared.engine, prepared.run.n_threads
+    config, threads, rates = prepared.engine, prepared.run.n_threads, prepared.rates
     rate = config.swap_budget
     if rate == 0 and placed.adapt:
-        read = await trio.to_thread.run_sync(measure_read, threads)
-        load = LinkLoad(link_bytes_per_s=read, link_busy_frac=0.0, ram_bytes_per_s=read, ram_busy_frac=1.0)
+        read = rates.ram if rates is not None else await trio.to_thread.run_sync(measure_read, threads)
+        link = rates.link if rates is not None else read
+        load = LinkLoad(link_bytes_per_s=link, link_busy_frac=0.0, ram_bytes_per_s=read, ram_busy_frac=1.0)
         rate = round(swap_rate(load))
     largest = max(placed.experts.slot_bytes)
     cache = ExpertCache(
@@ -128,7 +129,7 @@ async def _with_cache(native: NativeBackend, prepared: Prepared, placed: Placed)
         heat=placed.heat,
         adapt=placed.adapt,
     )
-    backend = CachedBackend(native, cache, swap_every_step=config.swap_every_step)
+    backend = CachedBackend(native, cache, swap_every_step=config.swap_every_step, predicted=predicted(prepared))
     n_first = int(placed.chosen.sum())
     with tqdm(total=n_first, desc="filling slots", unit="expert", delay=0.5) as bar:
 

@@ -356,6 +356,8 @@ typedef struct strata_gpu {
 } strata_gpu;
 /* STRATA_E_UNSUPPORTED: no driver, no such GPU, or too old a one; the text says which. */
 int32_t strata_gpu_info(int32_t ordinal, strata_gpu* gpu);
+/* Rates of large transfers, the best of several, in bytes per second. Blocks for about 0.2 s and takes 512 MiB of the card. */
+int32_t strata_gpu_measure(int32_t ordinal, double* memory_read_per_s, double* link_per_s);
 
 /* ---- model ------------------------------------------------------------------------------------------------------ */
 

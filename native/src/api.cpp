@@ -200,6 +200,13 @@ STRATA_API int32_t strata_gpu_info(int32_t ordinal, strata_gpu* gpu) {
   return strata::cuda::gpu_info(ordinal, *gpu, error);
 }
 
+STRATA_API int32_t strata_gpu_measure(int32_t ordinal, double* memory_read_per_s, double* link_per_s) {
+  Error& error = begin();
+  if (memory_read_per_s == nullptr) return null_argument(error, "memory_read_per_s");
+  if (link_per_s == nullptr) return null_argument(error, "link_per_s");
+  return strata::cuda::gpu_measure(ordinal, memory_read_per_s, link_per_s, error);
+}
+
 STRATA_API int32_t strata_engine_measure(const strata_model* model, const strata_engine_config* config,
                                          strata_engine_bytes* bytes) {
   Error& error = begin();

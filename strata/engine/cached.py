@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from strata.engine.backend import Backend, BackendHealth, Handoffs, Phase, Routing, StepBatch, StepResult
 from strata.engine.expert_cache import ExpertCache
 from strata.engine.placement import Mask
+from strata.engine.prediction import Prediction, SpeedCheck
 from strata.engine.residency import Swap
 from strata.errors import EngineStopped, StrataError
 
@@ -79,6 +80,7 @@ class CachedBackend:
         cache: ExpertCache,
         *,
         swap_every_step: bool = False,
+        predicted: Prediction | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """swap_every_step: a test mode; before every step one resident expert is exchanged, whatever its heat."""
@@ -90,6 +92,8 @@ class CachedBackend:
         self._inner = inner
         self._clock = clock
         self._swap_every_step = swap_every_step
+        self._predicted = predicted
+        self._speed = SpeedCheck()
         self._copies: dict[int, int] = {}  # number of a copy -> its swap
         self._steps: dict[int, tuple[int, StepBatch, Mask]] = {}  # ticket -> number, batch, what was resident
         self._n_steps = 0
@@ -113,6 +117,8 @@ class CachedBackend:
             self.cache.note(batch, result.routing)
         self.cache.step_ended(number)
         self._note_copied()
+        if batch.n_tokens == 1 and batch.rows[0].phase == Phase.DECODE and result.error is None:
+            self._compare(self._speed.note(result.run_s))
         if any(row.phase != Phase.PREFILL for row in batch.rows):
             self._start_copies(self.cache.plan(self._clock()))
         return result
@@ -135,6 +141,18 @@ class CachedBackend:
     async def aclose(self) -> None:
         self.cache.cancel_all()
         await self._inner.aclose()
+
+    def _compare(self, token_s: float | None) -> None:
+        """Say once how fast decoding is, beside what was predicted."""
+        if token_s is None or self._predicted is None:
+            return
+        _log.info(
+            "decoding takes %.2f ms a token (%.1f tok/s), predicted were %s; %.0f %% of the expert uses hit",
+            token_s * 1e3,
+            1.0 / token_s,
+            self._predicted.text(),
+            100.0 * self.cache.n_hits / max(self.cache.n_uses, 1),
+        )
 
     # ---- inside -----------------------------------------------------------------------------------------------
 

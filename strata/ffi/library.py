@@ -94,6 +94,12 @@ class Library:
             free_bytes=made.free_bytes,
         )
 
+    def gpu_rates(self, ordinal: int) -> tuple[float, float]:
+        """Bytes per second of the GPU's memory and of the link to it; blocks for some tenths of a second."""
+        memory, link = self.ffi.new("double *"), self.ffi.new("double *")
+        self.checker.check(self.lib.strata_gpu_measure(ordinal, memory, link), "strata_gpu_measure")
+        return float(memory[0]), float(link[0])
+
     def packed_bytes(self, ggml_type: int, n_rows: int, n_cols: int) -> int:
         """Bytes of a matrix in the arena; -1 for an unknown type or a ragged row."""
         return int(self.lib.strata_packed_bytes(ggml_type, n_rows, n_cols))

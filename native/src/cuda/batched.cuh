@@ -90,20 +90,16 @@ struct Batch<PackedQ8> {
   STRATA_DEVICE int64_t codes_offset(int64_t) { return 0; }
   STRATA_DEVICE void stage(const uint8_t* group, int64_t, int chunk, int n_units, int row, int h, int to, Room& room) {
     const uint8_t* bundles = group + static_cast<int64_t>(4 * chunk) * kQ8BundleBytes;
-#pragma unroll 1  // 16 words at once would not fit the registers beside the sums
-    for (int first = 0; first < 16; first += 8) {
-      uint32_t codes[8];
+    uint32_t codes[16];
 #pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        const int u = (first + k) / 2;
-        if (u >= n_units) break;
-        const uint8_t* block = bundles + u / 2 * kQ8BundleBytes + 64 + u % 2 * kQ8BlockBytes;
-        codes[k] = load_stream(block + 256 * (k % 2) + 64 * h + 4 * row);
-      }
-#pragma unroll
-      for (int k = 0; k < 8; ++k)
-        if ((first + k) / 2 < n_units) word_at(room.w[to], 16 * (first + k) + 4 * h) = codes[k];
+    for (int k = 0; k < 16; ++k) {
+      const int u = k / 2;
+      if (u < n_units)
+        codes[k] = load_stream(bundles + u / 2 * kQ8BundleBytes + 64 + u % 2 * kQ8BlockBytes + 256 * (k % 2) + 64 * h + 4 * row);
     }
+#pragma unroll
+    for (int k = 0; k < 16; ++k)
+      if (k / 2 < n_units) word_at(room.w[to], 16 * k + 4 * h) = codes[k];
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       if (2 * h + k < n_units)
