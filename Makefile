@@ -10,7 +10,7 @@ TOOLS := $(VENV)/.installed
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt 2>/dev/null)
 ARGS ?=
 
-.PHONY: help serve test lint format native-tests sanitize neon fuzz soak gpu slow bench wheel clean docs archs
+.PHONY: help serve test lint format native-tests sanitize neon fuzz soak emulate gpu slow bench wheel clean docs archs
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -78,6 +78,12 @@ neon: $(VENV)/.strata ## compile the library for 64-bit ARM (needs: sudo apt ins
 
 soak: $(VENV)/.strata ## mixed requests with aborts for SECS seconds (3600) on BACKEND (sim): equal answers, no hang, no leak
 	$(PY) tools/soak.py --seconds $(or $(SECS),3600) --backend $(or $(BACKEND),sim) $(MODEL)
+
+emulate: $(VENV)/.strata-dev native-tests ## the CUDA backend's whole-model tests on a driver that runs kernels on the CPU (slow)
+	@mkdir -p $(NATIVE_TESTS)/emulator/home
+	LD_LIBRARY_PATH=$(CURDIR)/$(NATIVE_TESTS)/emulator STRATA_ENGINE_NVRTC_PATH=$(CURDIR)/$(NATIVE_TESTS)/emulator/libnvrtc.so.12 \
+	  STRATA_ENGINE_DEADLINE_SCALE=100 STRATA_ENGINE_N_THREADS=1 HOME=$(CURDIR)/$(NATIVE_TESTS)/emulator/home \
+	  $(PY) -m pytest -m gpu tests/gpu/test_cuda_model.py -p no:cacheprovider $(ARGS)
 
 fuzz: $(VENV)/.strata-dev ## mutated model files against the reader for SECS seconds (300)
 	$(PY) tools/fuzz_gguf.py --seconds $(or $(SECS),300)
