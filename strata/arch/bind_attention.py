@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from strata.arch.bind_indexer import IndexerBinder
 from strata.arch.bind_keys import Keys
 from strata.arch.bind_rope import RopeBinder
 from strata.arch.bind_tensors import Claims
@@ -56,6 +57,9 @@ class AttentionBinder:
             if attention.shared_layers is not None:
                 self._n_own -= keys.integer(attention.shared_layers, maximum=self._n_own - 1)
         self._rope = RopeBinder(keys, claims, attention.rope, self._windowed, dense)
+        self._indexer = None
+        if isinstance(attention, Mla) and attention.indexer is not None:
+            self._indexer = IndexerBinder(keys, claims, attention.indexer)
 
     def layer(self, index: int) -> BoundGqa | BoundMla:
         """The attention of one block."""
@@ -229,6 +233,11 @@ class AttentionBinder:
             queries["q"] = claims.linear(f"{lead}attn_q", n_embd, n_head * k_mla)
         if legacy:
             queries["kv_b"] = claims.linear(f"{lead}attn_kv_b", kv_rank, n_head * (nope + v_mla))
+        indexer, choice_of = None, -1
+        if self._indexer is not None:
+            if q_rank == 0 or legacy:
+                raise keys.error("attention.q_lora_rank", q_rank, "at least 1: the indexer reads the query latent")
+            indexer, choice_of = self._indexer.layer(index, rope, q_rank)
         return BoundMla(
             n_head=n_head,
             k_mla=k_mla,
@@ -244,6 +253,8 @@ class AttentionBinder:
             v_b=None if legacy else claims.matrix(f"{lead}attn_v_b.weight", kv_rank, v_mla, n_head),
             temperature=self._temperature(spec.temperature, rotates=True),
             gate=self._gate(spec.gate, index, n_head, v_mla),
+            indexer=indexer,
+            choice_of=choice_of,
             **queries,  # pyright: ignore[reportArgumentType]
         )
 

@@ -25,6 +25,7 @@ __all__ = [
     "BoundFfn",
     "BoundGate",
     "BoundGqa",
+    "BoundIndexer",
     "BoundLayer",
     "BoundLayerInput",
     "BoundLinear",
@@ -150,11 +151,25 @@ class BoundGqa(Bound, frozen=True, kw_only=True, tag="gqa"):
     cache_of: int = -1
 
 
+class BoundIndexer(Bound, frozen=True, kw_only=True):
+    """Chooses top_k keys of each query. q: from the query latent; k, weights: from the attention's normed input."""
+
+    n_head: int
+    width: int
+    top_k: int
+    rope: BoundRope
+    q: BoundLinear
+    k: BoundLinear
+    k_norm: BoundNorm
+    weights: BoundLinear
+
+
 class BoundMla(Bound, frozen=True, kw_only=True, tag="mla"):
     """Latent attention. A head's query is [nope | n_rot]; nope = k_mla - n_rot.
 
     Either q, or q_a, q_a_norm and q_b. Either k_b and v_b (absorbed form), or kv_b (ordinary attention, n_head heads).
-    rope None: no rotation.
+    rope None: no rotation. indexer: chooses the keys; choice_of: the layer whose indexer does, perhaps another one's;
+    -1: all keys count.
     """
 
     n_head: int
@@ -176,6 +191,8 @@ class BoundMla(Bound, frozen=True, kw_only=True, tag="mla"):
     kv_b: BoundLinear | None = None
     temperature: BoundTemperature | None = None
     gate: BoundGate | None = None
+    indexer: BoundIndexer | None = None
+    choice_of: int = -1
 
 
 class BoundFfn(Bound, frozen=True, kw_only=True, tag="dense"):

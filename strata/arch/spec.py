@@ -15,7 +15,19 @@ from typing import Any, Literal
 
 import msgspec
 
-from strata.arch.spec_attention import Gate, Gqa, Mla, QkNorm, Rope, Sections, Temperature, Unrotated, Window, Yarn
+from strata.arch.spec_attention import (
+    Gate,
+    Gqa,
+    Indexer,
+    Mla,
+    QkNorm,
+    Rope,
+    Sections,
+    Temperature,
+    Unrotated,
+    Window,
+    Yarn,
+)
 from strata.arch.spec_base import Case, Dim, DimName, Key, Norm, Power, Presence, Scalar, Word
 from strata.arch.spec_ffn import Act, Beside, Chunks, Clamp, Experts, FeedForward, Moe, Router, SharedExpert
 from strata.arch.spec_mixer import GatedDelta, Kda, Lightning, Mamba, Mamba2, Mixer, Recurrent, ShortConv
@@ -36,6 +48,7 @@ __all__ = [
     "GatedDelta",
     "Gqa",
     "Head",
+    "Indexer",
     "Kda",
     "Key",
     "LayerInputs",

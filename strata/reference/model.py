@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strata.arch.bind import bind
 from strata.arch.bound import (
@@ -20,6 +21,7 @@ from strata.arch.bound import (
     BoundFfn,
     BoundGate,
     BoundGqa,
+    BoundIndexer,
     BoundLayer,
     BoundLinear,
     BoundMixer,
@@ -59,6 +61,7 @@ class Reference:
         self._mixers = Mixers(weights, self._linear)
         self.routing: list[tuple[int, list[int]]] = []
         self._cache: dict[int, tuple[Array, Array]] = {}
+        self._left_out = np.zeros((0, 0), np.bool_)
         self._n_ctx = bound.n_ctx_train if n_ctx is None else n_ctx
 
     def logits(self, tokens: Sequence[int]) -> Array:
@@ -214,8 +217,22 @@ class Reference:
         q = _warmed(q, a.temperature, positions)
         k_nope, v = self._keys_values(latent, a)
         k = np.concatenate([k_nope, np.repeat(k_shared, a.n_head, axis=1)], -1)
-        out = ops.attention(q, k, v, ops.Score(a.scale), ops.hidden_keys(positions, n, ops.Mask()), None)
+        hidden = ops.hidden_keys(positions, n, ops.Mask())
+        if a.indexer is not None:
+            self._left_out = self._unchosen(h, a, a.indexer, positions)
+        out = ops.attention(q, k, v, ops.Score(a.scale), hidden if a.choice_of < 0 else hidden | self._left_out, None)
         return self._linear(self._gated(out, h, a.gate).reshape(n, -1), a.output)
+
+    def _unchosen(self, h: Array, a: BoundMla, indexer: BoundIndexer, positions: np.ndarray) -> NDArray[np.bool_]:
+        assert a.q_a is not None
+        assert a.q_a_norm is not None
+        n, n_rot = len(h), indexer.rope.n_rot
+        q = self._linear(self._norm(self._linear(h, a.q_a), a.q_a_norm), indexer.q).reshape(n, indexer.n_head, -1)
+        k = self._norm(self._linear(h, indexer.k), indexer.k_norm)[:, None]
+        q, k = (
+            np.concatenate([self._rotate(x[..., :n_rot], indexer.rope, positions), x[..., n_rot:]], -1) for x in (q, k)
+        )
+        return ops.unchosen_keys(q, k[:, 0], self._linear(h, indexer.weights), positions, indexer.top_k)
 
     def _keys_values(self, latent: Array, a: BoundMla) -> tuple[Array, Array]:
         """Keys without rotation [n, n_head, nope] and values [n, n_head, v_mla]."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from arch_cases import BLOCK_NORMS, N_EMBD, N_EXPERT, N_FF, YARN_KEYS, Case, Tensors
-from arch_parts import case, experts
+from arch_cases import BLOCK_NORMS, N_EMBD, N_EXPERT, N_FF, N_FF_EXP, YARN_KEYS, Case, Tensors
+from arch_parts import SIGMOID, case, experts
 
 HEADS, KV_RANK, N_ROT, NOPE, V_MLA, Q_RANK = 3, 40, 16, 24, 20, 28
 KDA_HEAD, TAPS = 20, 4
@@ -71,6 +71,41 @@ def scales(names: dict[str, int]) -> Tensors:
     return {f"{stem}.{kind}": [n] for stem, n in names.items() for kind in ("scale", "input_scale")}
 
 
+# enough heads that few keys score exactly 0, the rule for ties is not llama.cpp's; fewer keys than the prompt has tokens
+INDEX_HEADS, INDEX_WIDTH, TOP_K = 12, 64, 24
+
+
+def indexer(q_rank: int = Q_RANK) -> Tensors:
+    """The tensors of one layer's indexer."""
+    return {
+        "indexer.attn_q_b.weight": [q_rank, INDEX_HEADS * INDEX_WIDTH],
+        "indexer.attn_k.weight": [N_EMBD, INDEX_WIDTH],
+        "indexer.k_norm.weight": [INDEX_WIDTH],
+        "indexer.k_norm.bias": [INDEX_WIDTH],
+        "indexer.proj.weight": [N_EMBD, INDEX_HEADS],
+    }
+
+
+INDEX_KEYS: dict[str, Any] = {
+    "attention.q_lora_rank": Q_RANK,
+    "attention.indexer.head_count": INDEX_HEADS,
+    "attention.indexer.key_length": INDEX_WIDTH,
+    "attention.indexer.top_k": TOP_K,
+}
+
+
+def _dsa(arch: str, owners: str = "111", extra: Tensors | None = None, select: bool = True, **keys: Any) -> Case:
+    """A dense layer, then layers with experts; owners: by layer, whether it has an indexer."""
+    moe = experts(select="exp_probs_b.bias" if select else "", shared=2 * N_FF_EXP)
+    layers = [
+        BLOCK_NORMS | mla() | (indexer() if own == "1" else {}) | (moe if i else dense())
+        for i, own in enumerate(owners)
+    ]
+    numbers = {"attention.head_count_kv": 1, "expert_shared_count": 2, "leading_dense_block_count": 1}
+    made = case(arch, layers, MLA_KEYS, INDEX_KEYS, numbers, extra=extra)
+    return made | {"keys": made["keys"] | keys}
+
+
 MLA_CASES: dict[str, Case] = {
     "bailingmoe3": _bailingmoe3(expert_weights_norm=True, expert_weights_scale=2.5),
     "bailingmoe3-clamped": _bailingmoe3(
@@ -81,6 +116,22 @@ MLA_CASES: dict[str, Case] = {
         **YARN_KEYS,
         **{"kda.safe_gate": True, "kda.gate_lower_bound": -2.0, "rope.dimension_sections": [3, 2, 2, 1]},
     ),
+    "deepseek32": _dsa("deepseek32", expert_group_count=4, expert_group_used_count=2, **SIGMOID),
+    "deepseek32-yarn": _dsa(
+        "deepseek32",
+        select=False,
+        expert_gating_func=1,
+        **YARN_KEYS,
+        **{"rope.scaling.yarn_log_multiplier": 0.07, "attention.indexer.top_k": 90},
+        extra=scales(
+            {f"blk.1.ffn_{x}_exps": N_EXPERT for x in ("gate", "up", "down")}
+            | {f"blk.2.ffn_{x}_shexp": 1 for x in ("gate", "up", "down")}
+            | {f"blk.0.ffn_{x}": 1 for x in ("gate", "up", "down")}
+            | {"blk.1.attn_output": 1}
+        ),
+    ),
+    "glm-dsa": _dsa("glm-dsa", "11010", **SIGMOID, **{"attention.indexer.types": [1, 1, 0, 1, 0]}),
+    "glm-dsa-all": _dsa("glm-dsa", expert_gating_func=0, **YARN_KEYS),
     "bailingmoe3-scales": _bailingmoe3(
         extra=scales(
             {"blk.0.attn_k": 1, "blk.0.attn_output": 1, "blk.0.ffn_up": 1, "blk.1.attn_gate": 1}
