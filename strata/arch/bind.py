@@ -17,7 +17,7 @@ from strata.arch.bind_keys import Keys
 from strata.arch.bind_mixer import MixerBinder
 from strata.arch.bind_tensors import Claims
 from strata.arch.bound import BoundArch, BoundLayer, BoundNorm, ModelFile
-from strata.arch.spec import Arch, Dim, Gqa, Key, Mla
+from strata.arch.spec import Arch, Dim, Key, Mla
 from strata.errors import BindError
 
 __all__ = ["Binding", "bind", "inspect_binding"]
@@ -114,8 +114,7 @@ def _read_heads(keys: Keys, arch: Arch) -> None:
     Layers of a hybrid may have none, or another number.
     """
     dims, key, key_kv = keys.dims, Key("attention.head_count"), Key("attention.head_count_kv", Dim("n_head"))
-    differ = isinstance(arch.attention, Gqa) and arch.attention.heads_by_layer
-    if arch.recurrent is None and not differ:
+    if arch.recurrent is None and not arch.attention.heads_by_layer:
         dims["n_head"] = keys.integer(key, minimum=1, maximum=MAX_WIDTH)
         dims["n_head_kv"] = keys.integer(key_kv, minimum=1, maximum=dims["n_head"])
         keys.heads = [(dims["n_head"], dims["n_head_kv"])] * dims["n_block"]

@@ -48,9 +48,10 @@ class AttentionBinder:
     def __init__(self, keys: Keys, claims: Claims, attention: Gqa | Mla, norm: Norm, dense: list[bool]) -> None:
         self._keys, self._claims, self._spec, self._norm = keys, claims, attention, norm
         self._window_size, self._windowed = 0, [False] * keys.dims["n_block"]
+        window = attention.window if isinstance(attention, Gqa) else attention.windowed and attention.windowed.window
+        if window is not None:
+            self._window_size, self._windowed = self._windows(window)
         if isinstance(attention, Gqa):
-            if attention.window is not None:
-                self._window_size, self._windowed = self._windows(attention.window)
             self._widths = self._head_widths(attention.window)
             self._check_heads()
             self._n_own = keys.dims["n_layer"]
@@ -217,9 +218,9 @@ class AttentionBinder:
 
     def _mla(self, spec: Mla, index: int) -> BoundMla:
         keys, claims, lead = self._keys, self._claims, f"blk.{index}."
-        n_head, n_embd = keys.dims["n_head"], keys.dims["n_embd"]
-        kv_rank, q_rank = keys.integer(spec.kv_rank, minimum=1), 0 if spec.q_rank is None else keys.integer(spec.q_rank)
-        k_mla, v_mla, legacy = self._mla_widths(spec)
+        n_embd, q_rank = keys.dims["n_embd"], 0 if spec.q_rank is None else keys.integer(spec.q_rank)
+        n_head = self._mla_heads(spec, index)
+        kv_rank, k_mla, v_mla, legacy = self._mla_widths(spec, index)
         rope = self._rope.layer(index, k_mla)
         nope = k_mla - rope.n_rot
         if nope <= 0:
@@ -234,7 +235,7 @@ class AttentionBinder:
         if legacy:
             queries["kv_b"] = claims.linear(f"{lead}attn_kv_b", kv_rank, n_head * (nope + v_mla))
         indexer, choice_of = None, -1
-        if self._indexer is not None:
+        if self._indexer is not None and not self._windowed[index]:
             if q_rank == 0 or legacy:
                 raise keys.error("attention.q_lora_rank", q_rank, "at least 1: the indexer reads the query latent")
             indexer, choice_of = self._indexer.layer(index, rope, q_rank)
@@ -255,15 +256,28 @@ class AttentionBinder:
             gate=self._gate(spec.gate, index, n_head, v_mla),
             indexer=indexer,
             choice_of=choice_of,
+            window=self._window_size if self._windowed[index] else 0,
+            chunked=spec.windowed is not None and spec.windowed.window.kind == "chunked",
+            k_norm=bind_norm(keys, claims, self._norm, f"{lead}attn_k_norm", rope.n_rot) if spec.key_norm else None,
             **queries,  # pyright: ignore[reportArgumentType]
         )
 
-    def _mla_widths(self, spec: Mla) -> tuple[int, int, bool]:
-        """k_mla, v_mla, and whether the file has the unfactored attn_kv_b."""
-        keys = self._keys
+    def _mla_heads(self, spec: Mla, index: int) -> int:
+        n_head = self._keys.heads[index][0] if spec.heads_by_layer else self._keys.dims["n_head"]
+        if n_head == 0:
+            raise self._keys.error("attention.head_count", n_head, f"at least 1 in layer {index}, which has attention")
+        return n_head
+
+    def _mla_widths(self, spec: Mla, index: int) -> tuple[int, int, int, bool]:
+        """kv_rank, k_mla and v_mla of a layer, and whether the file has the unfactored attn_kv_b."""
+        keys, own = self._keys, spec.windowed
+        if own is not None and self._windowed[index]:
+            kv_rank, k_mla, v_mla = (keys.integer(key, minimum=1) for key in (own.kv_rank, own.k_mla, own.v_mla))
+            return kv_rank, k_mla, v_mla, False
+        kv_rank = keys.integer(spec.kv_rank, minimum=1)
         k_mla, v_mla = keys.integer(spec.k_mla), keys.integer(spec.v_mla)
         if k_mla > 0 and v_mla > 0:
-            return k_mla, v_mla, False
+            return kv_rank, k_mla, v_mla, False
         if k_mla != v_mla or not spec.legacy_kv_b:
             name = spec.k_mla.name if k_mla == 0 else spec.v_mla.name
             raise keys.error(name, 0, "a width of at least 1")
@@ -272,7 +286,7 @@ class AttentionBinder:
             raise keys.error("attention.head_count_kv", n_head_kv, f"head_count ({n_head}) in files with attn_kv_b")
         default = Dim("n_embd", over="n_head")
         widths = [keys.integer(Key(f"attention.{x}_length", default), minimum=1) for x in ("key", "value")]
-        return widths[0], widths[1], True
+        return kv_rank, widths[0], widths[1], True
 
     def _temperature(self, spec: Temperature | None, rotates: bool) -> BoundTemperature | None:
         if spec is None or (spec.layers == "unrotated" and rotates):

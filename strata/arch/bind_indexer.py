@@ -21,9 +21,7 @@ class IndexerBinder:
     def __init__(self, keys: Keys, claims: Claims, indexer: Indexer) -> None:
         self._keys, self._claims, self._spec = keys, claims, indexer
         self._owners = self._flags()
-        if not self._owners[0]:
-            assert indexer.owners is not None
-            raise keys.error(indexer.owners.name, 0, "1 in layer 0: no earlier layer has an indexer")
+        self._latest = -1
 
     def _flags(self) -> list[bool]:
         """By block, whether it has an indexer of its own."""
@@ -34,13 +32,20 @@ class IndexerBinder:
         return [i < FIRST_OWNERS or (i - FIRST_OWNERS + 1) % period == 0 for i in range(keys.dims["n_block"])]
 
     def layer(self, index: int, rope: BoundRope, q_rank: int) -> tuple[BoundIndexer | None, int]:
-        """The indexer of a layer, and the layer whose choice it uses. rope: of its attention."""
+        """The indexer of a layer, and the layer whose choice it uses. Layers are asked for in ascending order.
+
+        rope: of the layer's attention.
+        """
         keys, claims, spec, lead = self._keys, self._claims, self._spec, f"blk.{index}.indexer."
         if not self._owners[index]:
             names = ("attn_q_b.weight", "attn_k.weight", "k_norm.weight", "k_norm.bias", "proj.weight")
             idle = [f"{lead}{name}" for name in names if claims.has(f"{lead}{name}")]
             claims.ignore(idle, "the layer uses an earlier one's choice")
-            return None, max(i for i in range(index) if self._owners[i])
+            if self._latest < 0:
+                assert spec.owners is not None
+                raise keys.error(spec.owners.name, 0, f"1 in layer {index}: no earlier layer has an indexer")
+            return None, self._latest
+        self._latest = index
         n_head = keys.integer(spec.n_head, minimum=1, maximum=MAX_HEADS)
         width = keys.integer(spec.width, minimum=1, maximum=MAX_WIDTH)
         if width < rope.n_rot:

@@ -168,8 +168,8 @@ class BoundMla(Bound, frozen=True, kw_only=True, tag="mla"):
     """Latent attention. A head's query is [nope | n_rot]; nope = k_mla - n_rot.
 
     Either q, or q_a, q_a_norm and q_b. Either k_b and v_b (absorbed form), or kv_b (ordinary attention, n_head heads).
-    rope None: no rotation. indexer: chooses the keys; choice_of: the layer whose indexer does, perhaps another one's;
-    -1: all keys count.
+    rope None: no rotation. window 0: none. k_norm: of the rotated key part. indexer: chooses the keys; choice_of: the
+    layer whose indexer does, perhaps another one's; -1: all keys count.
     """
 
     n_head: int
@@ -193,6 +193,9 @@ class BoundMla(Bound, frozen=True, kw_only=True, tag="mla"):
     gate: BoundGate | None = None
     indexer: BoundIndexer | None = None
     choice_of: int = -1
+    window: int = 0
+    chunked: bool = False
+    k_norm: BoundNorm | None = None
 
 
 class BoundFfn(Bound, frozen=True, kw_only=True, tag="dense"):

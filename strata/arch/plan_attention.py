@@ -110,6 +110,9 @@ def _mla(plan: PlanBuilder, x: Value, a: BoundMla) -> Value:
         q, row, *factors = emit_linears(plan, x, [a.q, a.kv_a, *gates])
     # in place: the row's first kv_rank floats become the normed latent, the rest the rotated key part
     emit_norm_heads(plan, row, row, a.kv_a_norm, n_vec=1, width=a.kv_rank)
+    if a.k_norm is not None:
+        place = {"in_offset": a.kv_rank, "out_offset": a.kv_rank, "width": a.n_rot}
+        plan.op("norm", [row], [row], [a.k_norm.gain, a.k_norm.bias], n_vec=1, eps=a.k_norm.eps, **place)
     if a.rope is not None:
         table = plan.rope(a.rope)
         plan.op("rope", [row], [row], table=table, n_head=1, stride=a.n_rot, offset=a.kv_rank)
@@ -166,6 +169,8 @@ def _mla_absorbed(plan: PlanBuilder, q: Value, row: Value, a: BoundMla) -> Value
         [latent],
         kv_layer=plan.kv_layer(1, row.width, a.kv_rank, v_in_k=True),
         n_head=a.n_head,
+        window=a.window,
+        window_kind=int(WindowKind.CHUNKED if a.chunked else WindowKind.STANDARD),
         causal=1,
         scale=a.scale,
     )

@@ -6,7 +6,20 @@ from typing import Literal
 
 from strata.arch.spec_base import Dim, Key, Presence, Word
 
-__all__ = ["Gate", "Gqa", "Indexer", "Mla", "QkNorm", "Rope", "Sections", "Temperature", "Unrotated", "Window", "Yarn"]
+__all__ = [
+    "Gate",
+    "Gqa",
+    "Indexer",
+    "Mla",
+    "MlaWindow",
+    "QkNorm",
+    "Rope",
+    "Sections",
+    "Temperature",
+    "Unrotated",
+    "Window",
+    "Yarn",
+]
 
 
 class Yarn(Word, frozen=True, kw_only=True):
@@ -202,12 +215,22 @@ class Indexer(Word, frozen=True, kw_only=True):
     sparse_from: int = 0
 
 
+class MlaWindow(Word, frozen=True, kw_only=True):
+    """Layers of latent attention that see a part of the past, and their widths."""
+
+    window: Window
+    kv_rank: Key = Key("attention.kv_lora_rank_swa")
+    k_mla: Key = Key("attention.key_length_mla_swa")
+    v_mla: Key = Key("attention.value_length_mla_swa")
+
+
 class Mla(Word, frozen=True, kw_only=True, tag="mla", tag_field="kind"):
     """Multi-head latent attention: one cached row [latent | rotated key part] for all heads.
 
     q_rank 0 or None: queries come straight from attn_q. head: scores times 1 / sqrt(k_mla); head-yarn: that times
     M^2, where M is the magnitude that YaRN's log multiplier gives.
-    gate: as in `Gqa`. indexer: needs the query latent and the factors of attn_kv_b.
+    heads_by_layer, gate: as in `Gqa`. key_norm: RMS norm of the rotated key part, before it rotates: attn_k_norm.
+    indexer: needs the query latent and the factors of attn_kv_b; windowed layers have none.
     legacy_kv_b: files without attention.key_length_mla hold attn_kv_b instead of its two factors; they are computed as
     ordinary attention of n_head heads.
     """
@@ -221,4 +244,7 @@ class Mla(Word, frozen=True, kw_only=True, tag="mla", tag_field="kind"):
     temperature: Temperature | None = None
     gate: Gate | None = None
     indexer: Indexer | None = None
+    heads_by_layer: bool = False
+    windowed: MlaWindow | None = None
+    key_norm: bool = False
     legacy_kv_b: bool = False

@@ -211,13 +211,14 @@ class Reference:
         row = self._linear(h, a.kv_a)
         latent = self._norm(row[:, : a.kv_rank], a.kv_a_norm)
         k_shared = row[:, None, a.kv_rank :]
+        k_shared = k_shared if a.k_norm is None else self._norm(k_shared, a.k_norm)
         if a.rope is not None:
             k_shared = self._rotate(k_shared, a.rope, positions)
             q = np.concatenate([q[..., :nope], self._rotate(q[..., nope:], a.rope, positions)], -1)
         q = _warmed(q, a.temperature, positions)
         k_nope, v = self._keys_values(latent, a)
         k = np.concatenate([k_nope, np.repeat(k_shared, a.n_head, axis=1)], -1)
-        hidden = ops.hidden_keys(positions, n, ops.Mask())
+        hidden = ops.hidden_keys(positions, n, ops.Mask(a.window, a.chunked))
         if a.indexer is not None:
             self._left_out = self._unchosen(h, a, a.indexer, positions)
         out = ops.attention(q, k, v, ops.Score(a.scale), hidden if a.choice_of < 0 else hidden | self._left_out, None)

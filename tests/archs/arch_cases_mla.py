@@ -20,16 +20,18 @@ MLA_KEYS: dict[str, Any] = {
 }
 
 
-def mla(q_rank: int = Q_RANK) -> Tensors:
+def mla(
+    q_rank: int = Q_RANK, n_head: int = HEADS, kv_rank: int = KV_RANK, nope: int = NOPE, v_mla: int = V_MLA
+) -> Tensors:
     """Projections of one layer; q_rank 0: queries without a latent."""
     made: Tensors = {
-        "attn_kv_a_mqa.weight": [N_EMBD, KV_RANK + N_ROT],
-        "attn_kv_a_norm.weight": [KV_RANK],
-        "attn_k_b.weight": [NOPE, KV_RANK, HEADS],
-        "attn_v_b.weight": [KV_RANK, V_MLA, HEADS],
-        "attn_output.weight": [HEADS * V_MLA, N_EMBD],
+        "attn_kv_a_mqa.weight": [N_EMBD, kv_rank + N_ROT],
+        "attn_kv_a_norm.weight": [kv_rank],
+        "attn_k_b.weight": [nope, kv_rank, n_head],
+        "attn_v_b.weight": [kv_rank, v_mla, n_head],
+        "attn_output.weight": [n_head * v_mla, N_EMBD],
     }
-    width = HEADS * (NOPE + N_ROT)
+    width = n_head * (nope + N_ROT)
     if q_rank == 0:
         return made | {"attn_q.weight": [N_EMBD, width]}
     made |= {"attn_q_a.weight": [N_EMBD, q_rank], "attn_q_a_norm.weight": [q_rank]}
@@ -106,6 +108,32 @@ def _dsa(arch: str, owners: str = "111", extra: Tensors | None = None, select: b
     return made | {"keys": made["keys"] | keys}
 
 
+def _dots3note(extra: Tensors | None = None, **keys: Any) -> Case:
+    """Full, windowed, windowed, full, with 3 heads and with 5."""
+    own: Tensors = {"attn_k_norm.weight": [N_ROT]}
+    full = mla() | indexer() | own | {"attn_gate.weight": [N_EMBD, HEADS]}
+    narrow = mla(n_head=5, kv_rank=24, nope=12, v_mla=14) | own | {"attn_gate.weight": [N_EMBD, 5]}
+    moe = experts(select="exp_probs_b.bias", shared=N_FF_EXP)
+    layers = [BLOCK_NORMS | one for one in (full | dense(), narrow | moe, narrow | moe, full | moe)]
+    numbers = {
+        "attention.head_count": [HEADS, 5, 5, HEADS],
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank_swa": 24,
+        "attention.key_length_mla_swa": 12 + N_ROT,
+        "attention.value_length_mla_swa": 14,
+        "attention.key_length_swa": 24 + N_ROT,
+        "attention.value_length_swa": 24,
+        "attention.sliding_window": 30,
+        "attention.sliding_window_pattern": [False, True, True, False],
+        "attention.indexer.types": [1, 0, 0, 1],
+        "rope.freq_base_swa": 500.0,
+        "expert_shared_count": 1,
+        "leading_dense_block_count": 1,
+    }
+    made = case("dots3note", layers, MLA_KEYS, INDEX_KEYS, numbers, extra=extra)
+    return made | {"keys": made["keys"] | keys}
+
+
 MLA_CASES: dict[str, Case] = {
     "bailingmoe3": _bailingmoe3(expert_weights_norm=True, expert_weights_scale=2.5),
     "bailingmoe3-clamped": _bailingmoe3(
@@ -132,6 +160,17 @@ MLA_CASES: dict[str, Case] = {
     ),
     "glm-dsa": _dsa("glm-dsa", "11010", **SIGMOID, **{"attention.indexer.types": [1, 1, 0, 1, 0]}),
     "glm-dsa-all": _dsa("glm-dsa", expert_gating_func=0, **YARN_KEYS),
+    "dots3note": _dots3note(**SIGMOID),
+    "dots3note-scales": _dots3note(
+        expert_gating_func=1,
+        **YARN_KEYS,
+        extra=scales(
+            {f"blk.1.ffn_{x}_exps": N_EXPERT for x in ("gate", "up", "down")}
+            | {f"blk.2.ffn_{x}_shexp": 1 for x in ("gate", "up", "down")}
+            | {f"blk.0.ffn_{x}": 1 for x in ("gate", "up", "down")}
+            | {"blk.1.attn_output": 1, "blk.0.attn_gate": 1}
+        ),
+    ),
     "bailingmoe3-scales": _bailingmoe3(
         extra=scales(
             {"blk.0.attn_k": 1, "blk.0.attn_output": 1, "blk.0.ffn_up": 1, "blk.1.attn_gate": 1}

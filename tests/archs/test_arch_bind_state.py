@@ -21,7 +21,7 @@ from strata.errors import BindError
 LFM, NEXT, QWEN = STATE_CASES["lfm2moe"], STATE_CASES["qwen3next"], STATE_CASES["qwen35moe"]
 GRANITE, JAMBA = STATE_CASES["granitehybrid"], STATE_CASES["jamba"]
 NEMOTRON, LATENT = STATE_CASES["nemotron_h_moe"], STATE_CASES["nemotron_h_moe-latent"]
-SPARSE = MLA_CASES["glm-dsa"]
+SPARSE, DOTS = MLA_CASES["glm-dsa"], MLA_CASES["dots3note"]
 LING, KIMI, MINIMAX = MLA_CASES["bailingmoe3"], STATE_CASES["kimi-linear"], STATE_CASES["minimax-01"]
 
 
@@ -96,6 +96,15 @@ BAD_KEYS: list[tuple[Case, str, Any, str]] = [
     (SPARSE, "attention.indexer.types", [1, 0], "array of block_count"),
     (SPARSE, "attention.indexer.key_length", 8, "key_length is 8; accepted: at least the 16 entries that rotate"),
     (SPARSE, "attention.indexer.top_k", 0, "top_k is 0; accepted: 1"),
+    (DOTS, "attention.kv_lora_rank_swa", None, "kv_lora_rank_swa is missing"),
+    (
+        DOTS,
+        "attention.head_count",
+        [3, 0, 5, 3],
+        "head_count is 0; accepted: at least 1 in layer 1, which has attention",
+    ),
+    (DOTS, "attention.sliding_window_pattern", 2, "an array of block_count"),
+    (DOTS, "attention.indexer.types", [0, 0, 0, 1], "types is 0; accepted: 1 in layer 0"),
     (MINIMAX, "residual_scale", None, "residual_scale is missing"),
     (NEMOTRON, "expert_used_count", [0, 2, 0, 0, 0], "expert_used_count is 0; accepted: 1 to expert_count in layer 3"),
     (NEMOTRON, "expert_feed_forward_length", [0, 0, 0, 40, 0], "expert_feed_forward_length is 0; accepted: at least 1"),
@@ -153,6 +162,13 @@ def test_bad_tensor(registry: Registry, case: Case, change: dict[str, Any], mess
 )
 def test_every_mixer_has_a_line(registry: Registry, name: str, line: str) -> None:
     assert line in binding_report(inspect_binding(registry.lookup(name), fake_file(ALL_CASES[name])))
+
+
+def test_windowed_latent_attention_has_its_own_widths(registry: Registry) -> None:
+    report = binding_report(inspect_binding(registry.lookup("dots3note"), fake_file(DOTS)))
+    assert "0: MLA absorbed, 3 heads of 40 (rotated 16) and 20, latent 40, best 24 keys by 12 heads of 64;" in report
+    assert "1 to 2: MLA absorbed, 5 heads of 28 (rotated 16) and 14, latent 24, window 30;" in report
+    assert "keys of layer 1;" in binding_report(inspect_binding(registry.lookup("glm-dsa"), fake_file(SPARSE)))
 
 
 def test_which_layers_choose_keys(registry: Registry) -> None:
