@@ -59,8 +59,9 @@ class AttentionBinder:
                 self._n_own -= keys.integer(attention.shared_layers, maximum=self._n_own - 1)
         self._rope = RopeBinder(keys, claims, attention.rope, self._windowed, dense)
         self._indexer = None
-        if isinstance(attention, Mla) and attention.indexer is not None:
-            self._indexer = IndexerBinder(keys, claims, attention.indexer)
+        spec = attention.indexer if isinstance(attention, Mla) else None
+        if spec is not None and not (spec.optional and keys.integer(spec.top_k) == 0):
+            self._indexer = IndexerBinder(keys, claims, spec)
 
     def layer(self, index: int) -> BoundGqa | BoundMla:
         """The attention of one block."""
@@ -254,6 +255,7 @@ class AttentionBinder:
             v_b=None if legacy else claims.matrix(f"{lead}attn_v_b.weight", kv_rank, v_mla, n_head),
             temperature=self._temperature(spec.temperature, rotates=True),
             gate=self._gate(spec.gate, index, n_head, v_mla),
+            sinks=claims.present_vector(f"{lead}attn_sinks.weight", n_head, spec.sinks),
             indexer=indexer,
             choice_of=choice_of,
             window=self._window_size if self._windowed[index] else 0,

@@ -7,7 +7,7 @@ import msgspec
 from strata.arch.bind_keys import Keys
 from strata.arch.bind_tensors import Claims
 from strata.arch.bound import BoundIndexer, BoundLinear, BoundNorm, BoundRope
-from strata.arch.spec import Indexer
+from strata.arch.spec import Indexer, Key
 
 __all__ = ["IndexerBinder"]
 
@@ -26,7 +26,7 @@ class IndexerBinder:
     def _flags(self) -> list[bool]:
         """By block, whether it has an indexer of its own."""
         keys, spec = self._keys, self._spec
-        if spec.owners is not None and keys.has(spec.owners.name):
+        if spec.owners is not None and (keys.has(spec.owners.name) or spec.owners.default is not None):
             return [flag == 1 for flag in keys.per_layer_int(spec.owners, maximum=1)]
         period = PERIOD if 0 < spec.sparse_from <= keys.dims["n_ctx"] else 1
         return [i < FIRST_OWNERS or (i - FIRST_OWNERS + 1) % period == 0 for i in range(keys.dims["n_block"])]
@@ -56,11 +56,12 @@ class IndexerBinder:
             width=width,
             top_k=keys.integer(spec.top_k, minimum=1, maximum=MAX_KEYS),
             rope=msgspec.structs.replace(rope, style=spec.style),
+            rotated_first=width - rope.n_rot if spec.rotated == "last" else 0,
             q=BoundLinear(weight=claims.matrix(f"{lead}attn_q_b.weight", q_rank, n_head * width)),
             k=BoundLinear(weight=claims.matrix(f"{lead}attn_k.weight", n_embd, width)),
             k_norm=BoundNorm(
                 kind="layer",
-                eps=spec.eps,
+                eps=keys.real(spec.eps, minimum=0.0) if isinstance(spec.eps, Key) else spec.eps,
                 gain=claims.vector(f"{lead}k_norm.weight", width),
                 bias=claims.vector(f"{lead}k_norm.bias", width),
             ),

@@ -132,8 +132,8 @@ def _chosen_keys(plan: PlanBuilder, x: Value, q_latent: Value, a: BoundIndexer) 
     k, weights = emit_linears(plan, x, [a.k, a.weights])
     emit_norm_heads(plan, k, k, a.k_norm, n_vec=1, width=a.width)
     table = plan.rope(a.rope)
-    plan.op("rope", [q], [q], table=table, n_head=a.n_head, stride=a.width)
-    plan.op("rope", [k], [k], table=table, n_head=1, stride=a.width)
+    plan.op("rope", [q], [q], table=table, n_head=a.n_head, stride=a.width, offset=a.rotated_first)
+    plan.op("rope", [k], [k], table=table, n_head=1, stride=a.width, offset=a.rotated_first)
     chosen = plan.value(1 + a.top_k)
     cache = plan.kv_layer(1, a.width, a.width, v_in_k=True)
     plan.op("index", [q, k, weights], [chosen], kv_layer=cache, n_head=a.n_head, top_k=a.top_k)
@@ -167,6 +167,7 @@ def _mla_absorbed(plan: PlanBuilder, q: Value, row: Value, a: BoundMla) -> Value
         "attention",
         [q_latent, row, None, plan.choices[a.choice_of] if a.choice_of >= 0 else None],
         [latent],
+        [a.sinks],
         kv_layer=plan.kv_layer(1, row.width, a.kv_rank, v_in_k=True),
         n_head=a.n_head,
         window=a.window,
@@ -206,6 +207,7 @@ def _mla_unfactored(plan: PlanBuilder, q: Value, row: Value, a: BoundMla) -> Val
         "attention",
         [q, k, v],
         [out],
+        [a.sinks],
         kv_layer=plan.kv_layer(a.n_head, a.k_mla, a.v_mla),
         n_head=a.n_head,
         causal=1,

@@ -200,14 +200,16 @@ class Indexer(Word, frozen=True, kw_only=True):
 
     score(p, j) = sum over heads h of w_h(p) * relu(q_h(p) . k(j)), with q = indexer.attn_q_b (the query latent),
     k = layer norm (indexer.attn_k u) with indexer.k_norm's gain and bias, w = indexer.proj u; u the attention's normed
-    input. The first n_rot entries of q_h and k rotate as the attention's do, in pairs of this style.
-    eps: of the layer norm.
+    input. The first or last n_rot entries of q_h and k rotate as the attention's do, in pairs of this style.
+    eps: of the layer norm. optional: a top_k of 0 means that no layer has an indexer.
     owners: a number for each layer: 1: it has an indexer, 0: it takes over the choice of the last one that has. Without
         the key all have; in files whose context is `sparse_from` or longer the first three and then each fourth.
     """
 
     style: Literal["norm", "neox"]
-    eps: float
+    eps: float | Key
+    rotated: Literal["first", "last"] = "first"
+    optional: bool = False
     n_head: Key = Key("attention.indexer.head_count")
     width: Key = Key("attention.indexer.key_length")
     top_k: Key = Key("attention.indexer.top_k")
@@ -229,7 +231,8 @@ class Mla(Word, frozen=True, kw_only=True, tag="mla", tag_field="kind"):
 
     q_rank 0 or None: queries come straight from attn_q. head: scores times 1 / sqrt(k_mla); head-yarn: that times
     M^2, where M is the magnitude that YaRN's log multiplier gives.
-    heads_by_layer, gate: as in `Gqa`. key_norm: RMS norm of the rotated key part, before it rotates: attn_k_norm.
+    heads_by_layer, gate, sinks: as in `Gqa`. key_norm: RMS norm of the rotated key part, before it rotates:
+    attn_k_norm.
     indexer: needs the query latent and the factors of attn_kv_b; windowed layers have none.
     legacy_kv_b: files without attention.key_length_mla hold attn_kv_b instead of its two factors; they are computed as
     ordinary attention of n_head heads.
@@ -245,6 +248,7 @@ class Mla(Word, frozen=True, kw_only=True, tag="mla", tag_field="kind"):
     gate: Gate | None = None
     indexer: Indexer | None = None
     heads_by_layer: bool = False
+    sinks: Presence = "absent"
     windowed: MlaWindow | None = None
     key_norm: bool = False
     legacy_kv_b: bool = False

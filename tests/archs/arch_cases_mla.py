@@ -134,6 +134,38 @@ def _dots3note(extra: Tensors | None = None, **keys: Any) -> Case:
     return made | {"keys": made["keys"] | keys}
 
 
+N_STREAMS = 3
+
+
+def _hy_v4(owners: str = "1010", select: bool = True, extra: Tensors | None = None, **keys: Any) -> Case:
+    """owners "": no layer has an indexer."""
+    wide = N_STREAMS * N_EMBD
+    streams: Tensors = {f"hc_{x}_fn.weight": [wide, 2 * N_STREAMS] for x in ("attn", "ffn")}
+    streams |= {f"hc_{x}_base.weight": [2 * N_STREAMS] for x in ("attn", "ffn")}
+    streams |= {f"hc_{x}_scale.weight": [2] for x in ("attn", "ffn")}
+    gated = mla() | streams | {"attn_gate.weight": [N_EMBD, HEADS * V_MLA], "attn_sinks.weight": [HEADS]}
+    moe = experts(select="exp_probs_b.bias" if select else "", shared=N_FF_EXP)
+    layers = [
+        BLOCK_NORMS | gated | (indexer() if own == "1" else {}) | (moe if i else dense())
+        for i, own in enumerate(owners or "000")
+    ]
+    numbers = {
+        "attention.head_count_kv": 1,
+        "expert_shared_count": 1,
+        "leading_dense_block_count": 1,
+        "hyper_connection.count": N_STREAMS,
+        "hyper_connection.epsilon": 0.01,
+        "hyper_connection.magnitude": 1.8,
+    }
+    numbers |= (
+        {"attention.indexer.types": [int(own) for own in owners]} if owners else {"attention.indexer.top_k": None}
+    )
+    ends: Tensors = {"output_hc_fn.weight": [wide, N_STREAMS], "output_hc_base.weight": [N_STREAMS]}
+    ends |= {"output_hc_scale.weight": [1]}
+    made = case("hy_v4", layers, MLA_KEYS, INDEX_KEYS, numbers, extra=ends | (extra or {}))
+    return made | {"keys": made["keys"] | keys, "deviations": {"hc_": 0.5}}
+
+
 MLA_CASES: dict[str, Case] = {
     "bailingmoe3": _bailingmoe3(expert_weights_norm=True, expert_weights_scale=2.5),
     "bailingmoe3-clamped": _bailingmoe3(
@@ -171,6 +203,8 @@ MLA_CASES: dict[str, Case] = {
             | {"blk.1.attn_output": 1, "blk.0.attn_gate": 1}
         ),
     ),
+    "hy_v4": _hy_v4(swiglu_clamp_exp=[0.0, 0.4, 0.3, 0.0], **SIGMOID),
+    "hy_v4-dense": _hy_v4("", select=False, expert_gating_func=1, **YARN_KEYS, extra=scales({"blk.1.attn_output": 1})),
     "bailingmoe3-scales": _bailingmoe3(
         extra=scales(
             {"blk.0.attn_k": 1, "blk.0.attn_output": 1, "blk.0.ffn_up": 1, "blk.1.attn_gate": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from arch_cases import N_EMBD, Case
 from arch_cases_mla import MLA_CASES
@@ -16,11 +17,13 @@ from strata.arch.bound import BoundArch, BoundGqa, BoundMla, BoundMoe
 from strata.arch.plan import plan
 from strata.arch.registry import Registry
 from strata.arch.report import binding_report, plan_summary
+from strata.arch.spec import Block
 from strata.errors import BindError
 
 LFM, NEXT, QWEN = STATE_CASES["lfm2moe"], STATE_CASES["qwen3next"], STATE_CASES["qwen35moe"]
 GRANITE, JAMBA = STATE_CASES["granitehybrid"], STATE_CASES["jamba"]
 NEMOTRON, LATENT = STATE_CASES["nemotron_h_moe"], STATE_CASES["nemotron_h_moe-latent"]
+STREAMS = MLA_CASES["hy_v4"]
 SPARSE, DOTS = MLA_CASES["glm-dsa"], MLA_CASES["dots3note"]
 LING, KIMI, MINIMAX = MLA_CASES["bailingmoe3"], STATE_CASES["kimi-linear"], STATE_CASES["minimax-01"]
 
@@ -105,6 +108,9 @@ BAD_KEYS: list[tuple[Case, str, Any, str]] = [
     ),
     (DOTS, "attention.sliding_window_pattern", 2, "an array of block_count"),
     (DOTS, "attention.indexer.types", [0, 0, 0, 1], "types is 0; accepted: 1 in layer 0"),
+    (STREAMS, "hyper_connection.count", 0, "count is 0; accepted: 1"),
+    (STREAMS, "hyper_connection.magnitude", None, "magnitude is missing"),
+    (STREAMS, "attention.indexer.types", None, "types is 0; accepted: 1 in layer 0"),
     (MINIMAX, "residual_scale", None, "residual_scale is missing"),
     (NEMOTRON, "expert_used_count", [0, 2, 0, 0, 0], "expert_used_count is 0; accepted: 1 to expert_count in layer 3"),
     (NEMOTRON, "expert_feed_forward_length", [0, 0, 0, 40, 0], "expert_feed_forward_length is 0; accepted: at least 1"),
@@ -135,6 +141,9 @@ BAD_TENSORS: list[tuple[Case, dict[str, Any], str]] = [
     (LING, {"add": {"blk.0.ssm_f_a.weight": [N_EMBD, 20]}}, r"expected \[64, 60\]"),
     (LING, {"drop": "blk.1.attn_gate.weight"}, r"blk.1.attn_gate.weight \[64, 3\] is missing"),
     (SPARSE, {"drop": "blk.3.indexer.proj.weight"}, r"blk.3.indexer.proj.weight \[64, 12\] is missing"),
+    (STREAMS, {"drop": "output_hc_base.weight"}, r"output_hc_base.weight \[3\] is missing"),
+    (STREAMS, {"add": {"blk.0.hc_ffn_fn.weight": [3 * N_EMBD, 3]}}, r"expected \[192, 6\]"),
+    (STREAMS, {"drop": "blk.1.attn_sinks.weight"}, "blk.1.attn_sinks.weight"),
     (MINIMAX, {"drop": "blk.0.attn_norm_2.weight"}, "attn_norm_2.weight"),
     (NEMOTRON, {"add": {"blk.1.ffn_gate_exps.weight": [N_EMBD, 32, 8]}}, "blk.1.ffn_gate_exps.weight"),
     (LATENT, {"drop": "blk.3.ffn_latent_up.weight"}, r"blk.3.ffn_latent_up.weight \[40, 64\] is missing"),
@@ -169,6 +178,13 @@ def test_windowed_latent_attention_has_its_own_widths(registry: Registry) -> Non
     assert "0: MLA absorbed, 3 heads of 40 (rotated 16) and 20, latent 40, best 24 keys by 12 heads of 64;" in report
     assert "1 to 2: MLA absorbed, 5 heads of 28 (rotated 16) and 14, latent 24, window 30;" in report
     assert "keys of layer 1;" in binding_report(inspect_binding(registry.lookup("glm-dsa"), fake_file(SPARSE)))
+
+
+def test_streams_stand_alone(registry: Registry) -> None:
+    """Words that nothing computes together are refused."""
+    arch = msgspec.structs.replace(registry.lookup("hy_v4"), block=Block(residual="parallel", ffn_norm=None))
+    with pytest.raises(BindError, match="hy_v4 declares streams; accepted beside them: the default Block"):
+        bind(arch, fake_file(STREAMS))
 
 
 def test_which_layers_choose_keys(registry: Registry) -> None:
