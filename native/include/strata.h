@@ -188,7 +188,8 @@ typedef struct strata_expert_set {
 #define STRATA_COPY_I_OUT_STRIDE 4
 #define STRATA_COPY_I_OUT_OFFSET 5
 #define STRATA_OP_ATTENTION 7 /* stores in1 (k), in2 (v, or -1) in the cache, then out0 = attention of in0 (q); w0 sinks or -1;
-                             in1 -1: reads what an earlier op stores in the same cache */
+                             in1 -1: reads what an earlier op stores in the same cache; in3 an INDEX's result: of the keys
+                             that are visible only these count; -1: all of them */
 #define STRATA_ATTENTION_I_KV_LAYER 0
 #define STRATA_ATTENTION_I_N_HEAD 1
 #define STRATA_ATTENTION_I_WINDOW 2 /* 0: none */
@@ -252,6 +253,12 @@ typedef struct strata_expert_set {
 #define STRATA_TEMPERATURE_F_SCALE 0
 #define STRATA_OP_SCALE 18 /* in place: row *= w0[0] */
 #define STRATA_SCALE_I_WIDTH 0
+#define STRATA_OP_INDEX 19 /* stores in1, a key, in the cache; out0: int32 count, then in ascending order the positions of
+                             the TOP_K keys j <= pos with the largest sum over heads h of in2[h] * relu(in0[h] . key j),
+                             of equal ones the first; then zeros. The cache has one head and v_in_k 1 */
+#define STRATA_INDEX_I_KV_LAYER 0
+#define STRATA_INDEX_I_N_HEAD 1
+#define STRATA_INDEX_I_TOP_K 2
 
 /* Ops with a state: each state belongs to one op, which reads and updates it token by token. */
 #define STRATA_OP_CONV 64 /* causal convolution of each of `width` channels over its last `taps` inputs: out0[c] =

@@ -15,9 +15,10 @@ from strata.arch.bind_ffn import FfnBinder
 from strata.arch.bind_inputs import LayerInputBinder
 from strata.arch.bind_keys import Keys
 from strata.arch.bind_mixer import MixerBinder
+from strata.arch.bind_streams import StreamBinder
 from strata.arch.bind_tensors import Claims
 from strata.arch.bound import BoundArch, BoundLayer, BoundNorm, ModelFile
-from strata.arch.spec import Arch, Dim, Gqa, Key, Mla
+from strata.arch.spec import Arch, Dim, Key, Mla
 from strata.errors import BindError
 
 __all__ = ["Binding", "bind", "inspect_binding"]
@@ -39,7 +40,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Binders(NamedTuple):
-    """What binds the parts of one file's layers. mixer None: no layer is recurrent."""
+    """What binds the parts of one file's layers. mixer None: no layer is recurrent; streams None: one residual."""
 
     keys: Keys
     claims: Claims
@@ -47,6 +48,7 @@ class Binders(NamedTuple):
     mixer: MixerBinder | None
     ffn: FfnBinder
     inputs: LayerInputBinder | None
+    streams: StreamBinder | None
 
 
 def bind(arch: Arch, file: ModelFile) -> BoundArch:
@@ -73,11 +75,14 @@ def inspect_binding(arch: Arch, file: ModelFile) -> Binding:
     attention = AttentionBinder(keys, claims, arch.attention, arch.norm, ffn.dense)
     mixer = None if arch.recurrent is None else MixerBinder(keys, claims, arch.recurrent, arch.norm)
     inputs = None if arch.layer_inputs is None else LayerInputBinder(keys, claims, arch.layer_inputs, arch.norm)
-    layers = tuple(
-        _layer(arch, Binders(keys, claims, attention, mixer, ffn, inputs), i) for i in range(keys.dims["n_layer"])
-    )
-    token_inputs = None if inputs is None else inputs.token_inputs()
-    bound = msgspec.structs.replace(_whole(arch, keys, claims, layers, file), token_inputs=token_inputs)
+    streams = None if arch.streams is None else StreamBinder(keys, claims, arch.streams, arch)
+    binders = Binders(keys, claims, attention, mixer, ffn, inputs, streams)
+    layers = tuple(_layer(arch, binders, i) for i in range(keys.dims["n_layer"]))
+    parts = {
+        "token_inputs": None if inputs is None else inputs.token_inputs(),
+        "streams": None if streams is None else streams.streams(),
+    }
+    bound = msgspec.structs.replace(_whole(arch, keys, claims, layers, file), **parts)
     return Binding(
         bound=bound,
         used=tuple(sorted(claims.used)),
@@ -114,8 +119,7 @@ def _read_heads(keys: Keys, arch: Arch) -> None:
     Layers of a hybrid may have none, or another number.
     """
     dims, key, key_kv = keys.dims, Key("attention.head_count"), Key("attention.head_count_kv", Dim("n_head"))
-    differ = isinstance(arch.attention, Gqa) and arch.attention.heads_by_layer
-    if arch.recurrent is None and not differ:
+    if arch.recurrent is None and not arch.attention.heads_by_layer:
         dims["n_head"] = keys.integer(key, minimum=1, maximum=MAX_WIDTH)
         dims["n_head_kv"] = keys.integer(key_kv, minimum=1, maximum=dims["n_head"])
         keys.heads = [(dims["n_head"], dims["n_head_kv"])] * dims["n_block"]
@@ -130,7 +134,7 @@ def _read_heads(keys: Keys, arch: Arch) -> None:
 
 
 def _layer(arch: Arch, binders: Binders, index: int) -> BoundLayer:
-    keys, claims, attention, mixer, ffn, inputs = binders
+    keys, claims, attention, mixer, ffn, inputs, streams = binders
     block, lead = arch.block, f"blk.{index}."
 
     def norm(stems: str | tuple[str, ...] | None) -> BoundNorm | None:
@@ -155,6 +159,8 @@ def _layer(arch: Arch, binders: Binders, index: int) -> BoundLayer:
         beside=ffn.beside(index),
         token_input=None if inputs is None else inputs.layer(index),
         output_scale=claims.optional_vector(f"{lead}layer_output_scale.weight", 1) if block.output_scale else None,
+        attention_gates=None if streams is None else streams.gates(index, "attn"),
+        ffn_gates=None if streams is None else streams.gates(index, "ffn"),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from strata.arch.bind_indexer import IndexerBinder
 from strata.arch.bind_keys import Keys
 from strata.arch.bind_rope import RopeBinder
 from strata.arch.bind_tensors import Claims
@@ -47,15 +48,20 @@ class AttentionBinder:
     def __init__(self, keys: Keys, claims: Claims, attention: Gqa | Mla, norm: Norm, dense: list[bool]) -> None:
         self._keys, self._claims, self._spec, self._norm = keys, claims, attention, norm
         self._window_size, self._windowed = 0, [False] * keys.dims["n_block"]
+        window = attention.window if isinstance(attention, Gqa) else attention.windowed and attention.windowed.window
+        if window is not None:
+            self._window_size, self._windowed = self._windows(window)
         if isinstance(attention, Gqa):
-            if attention.window is not None:
-                self._window_size, self._windowed = self._windows(attention.window)
             self._widths = self._head_widths(attention.window)
             self._check_heads()
             self._n_own = keys.dims["n_layer"]
             if attention.shared_layers is not None:
                 self._n_own -= keys.integer(attention.shared_layers, maximum=self._n_own - 1)
         self._rope = RopeBinder(keys, claims, attention.rope, self._windowed, dense)
+        self._indexer = None
+        spec = attention.indexer if isinstance(attention, Mla) else None
+        if spec is not None and not (spec.optional and keys.integer(spec.top_k) == 0):
+            self._indexer = IndexerBinder(keys, claims, spec)
 
     def layer(self, index: int) -> BoundGqa | BoundMla:
         """The attention of one block."""
@@ -213,9 +219,9 @@ class AttentionBinder:
 
     def _mla(self, spec: Mla, index: int) -> BoundMla:
         keys, claims, lead = self._keys, self._claims, f"blk.{index}."
-        n_head, n_embd = keys.dims["n_head"], keys.dims["n_embd"]
-        kv_rank, q_rank = keys.integer(spec.kv_rank, minimum=1), 0 if spec.q_rank is None else keys.integer(spec.q_rank)
-        k_mla, v_mla, legacy = self._mla_widths(spec)
+        n_embd, q_rank = keys.dims["n_embd"], 0 if spec.q_rank is None else keys.integer(spec.q_rank)
+        n_head = self._mla_heads(spec, index)
+        kv_rank, k_mla, v_mla, legacy = self._mla_widths(spec, index)
         rope = self._rope.layer(index, k_mla)
         nope = k_mla - rope.n_rot
         if nope <= 0:
@@ -229,6 +235,11 @@ class AttentionBinder:
             queries["q"] = claims.linear(f"{lead}attn_q", n_embd, n_head * k_mla)
         if legacy:
             queries["kv_b"] = claims.linear(f"{lead}attn_kv_b", kv_rank, n_head * (nope + v_mla))
+        indexer, choice_of = None, -1
+        if self._indexer is not None and not self._windowed[index]:
+            if q_rank == 0 or legacy:
+                raise keys.error("attention.q_lora_rank", q_rank, "at least 1: the indexer reads the query latent")
+            indexer, choice_of = self._indexer.layer(index, rope, q_rank)
         return BoundMla(
             n_head=n_head,
             k_mla=k_mla,
@@ -244,15 +255,31 @@ class AttentionBinder:
             v_b=None if legacy else claims.matrix(f"{lead}attn_v_b.weight", kv_rank, v_mla, n_head),
             temperature=self._temperature(spec.temperature, rotates=True),
             gate=self._gate(spec.gate, index, n_head, v_mla),
+            sinks=claims.present_vector(f"{lead}attn_sinks.weight", n_head, spec.sinks),
+            indexer=indexer,
+            choice_of=choice_of,
+            window=self._window_size if self._windowed[index] else 0,
+            chunked=spec.windowed is not None and spec.windowed.window.kind == "chunked",
+            k_norm=bind_norm(keys, claims, self._norm, f"{lead}attn_k_norm", rope.n_rot) if spec.key_norm else None,
             **queries,  # pyright: ignore[reportArgumentType]
         )
 
-    def _mla_widths(self, spec: Mla) -> tuple[int, int, bool]:
-        """k_mla, v_mla, and whether the file has the unfactored attn_kv_b."""
-        keys = self._keys
+    def _mla_heads(self, spec: Mla, index: int) -> int:
+        n_head = self._keys.heads[index][0] if spec.heads_by_layer else self._keys.dims["n_head"]
+        if n_head == 0:
+            raise self._keys.error("attention.head_count", n_head, f"at least 1 in layer {index}, which has attention")
+        return n_head
+
+    def _mla_widths(self, spec: Mla, index: int) -> tuple[int, int, int, bool]:
+        """kv_rank, k_mla and v_mla of a layer, and whether the file has the unfactored attn_kv_b."""
+        keys, own = self._keys, spec.windowed
+        if own is not None and self._windowed[index]:
+            kv_rank, k_mla, v_mla = (keys.integer(key, minimum=1) for key in (own.kv_rank, own.k_mla, own.v_mla))
+            return kv_rank, k_mla, v_mla, False
+        kv_rank = keys.integer(spec.kv_rank, minimum=1)
         k_mla, v_mla = keys.integer(spec.k_mla), keys.integer(spec.v_mla)
         if k_mla > 0 and v_mla > 0:
-            return k_mla, v_mla, False
+            return kv_rank, k_mla, v_mla, False
         if k_mla != v_mla or not spec.legacy_kv_b:
             name = spec.k_mla.name if k_mla == 0 else spec.v_mla.name
             raise keys.error(name, 0, "a width of at least 1")
@@ -261,7 +288,7 @@ class AttentionBinder:
             raise keys.error("attention.head_count_kv", n_head_kv, f"head_count ({n_head}) in files with attn_kv_b")
         default = Dim("n_embd", over="n_head")
         widths = [keys.integer(Key(f"attention.{x}_length", default), minimum=1) for x in ("key", "value")]
-        return widths[0], widths[1], True
+        return kv_rank, widths[0], widths[1], True
 
     def _temperature(self, spec: Temperature | None, rotates: bool) -> BoundTemperature | None:
         if spec is None or (spec.layers == "unrotated" and rotates):

@@ -25,6 +25,7 @@ __all__ = [
     "BoundFfn",
     "BoundGate",
     "BoundGqa",
+    "BoundIndexer",
     "BoundLayer",
     "BoundLayerInput",
     "BoundLinear",
@@ -34,6 +35,8 @@ __all__ = [
     "BoundNorm",
     "BoundRope",
     "BoundRouter",
+    "BoundStreamGates",
+    "BoundStreams",
     "BoundTemperature",
     "BoundTensor",
     "BoundTokenInputs",
@@ -150,11 +153,29 @@ class BoundGqa(Bound, frozen=True, kw_only=True, tag="gqa"):
     cache_of: int = -1
 
 
+class BoundIndexer(Bound, frozen=True, kw_only=True):
+    """Chooses top_k keys of each query. q: from the query latent; k, weights: from the attention's normed input.
+
+    rotated_first: the first of the n_rot entries of a head that rotate.
+    """
+
+    n_head: int
+    width: int
+    top_k: int
+    rope: BoundRope
+    rotated_first: int
+    q: BoundLinear
+    k: BoundLinear
+    k_norm: BoundNorm
+    weights: BoundLinear
+
+
 class BoundMla(Bound, frozen=True, kw_only=True, tag="mla"):
     """Latent attention. A head's query is [nope | n_rot]; nope = k_mla - n_rot.
 
     Either q, or q_a, q_a_norm and q_b. Either k_b and v_b (absorbed form), or kv_b (ordinary attention, n_head heads).
-    rope None: no rotation.
+    rope None: no rotation. window 0: none. k_norm: of the rotated key part. indexer: chooses the keys; choice_of: the
+    layer whose indexer does, perhaps another one's; -1: all keys count.
     """
 
     n_head: int
@@ -176,6 +197,12 @@ class BoundMla(Bound, frozen=True, kw_only=True, tag="mla"):
     kv_b: BoundLinear | None = None
     temperature: BoundTemperature | None = None
     gate: BoundGate | None = None
+    indexer: BoundIndexer | None = None
+    choice_of: int = -1
+    window: int = 0
+    chunked: bool = False
+    k_norm: BoundNorm | None = None
+    sinks: BoundTensor | None = None
 
 
 class BoundFfn(Bound, frozen=True, kw_only=True, tag="dense"):
@@ -280,11 +307,28 @@ class BoundLayerInput(Bound, frozen=True, kw_only=True):
     norm: BoundNorm
 
 
+class BoundStreams(Bound, frozen=True, kw_only=True):
+    """The residual is `count` vectors. head: gate logits of the sum that the output norm reads. norm has no gain."""
+
+    count: int
+    eps: float
+    magnitude: float
+    norm: BoundNorm
+    head: BoundLinear
+
+
+class BoundStreamGates(Bound, frozen=True, kw_only=True):
+    """Logits of the factors with which a sublayer reads each stream, and adds its result to each."""
+
+    read: BoundLinear
+    write: BoundLinear
+
+
 class BoundLayer(Bound, frozen=True, kw_only=True):
     """One block; a recurrent layer has its mixer as `attention`. One of attention and ffn may be None.
 
     ffn_norm None: the FFN reads the attention's normed input (parallel residual). beside: experts next to the dense
-    `ffn`. output_scale: one number that multiplies the layer's result.
+    `ffn`. output_scale: one number that multiplies the layer's result. attention_gates, ffn_gates: with streams.
     """
 
     index: int
@@ -297,6 +341,8 @@ class BoundLayer(Bound, frozen=True, kw_only=True):
     beside: BoundBeside | None = None
     token_input: BoundLayerInput | None = None
     output_scale: BoundTensor | None = None
+    attention_gates: BoundStreamGates | None = None
+    ffn_gates: BoundStreamGates | None = None
 
 
 class BoundArch(Bound, frozen=True, kw_only=True):
@@ -326,5 +372,6 @@ class BoundArch(Bound, frozen=True, kw_only=True):
     parallel_residual: bool = False
     normed_residual: bool = False
     token_inputs: BoundTokenInputs | None = None
+    streams: BoundStreams | None = None
     ignored: dict[str, str] = msgspec.field(default_factory=dict)
     unread_keys: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from strata.arch.bound import BoundArch, BoundGqa, BoundLayer, BoundMla, BoundMoe
+from strata.arch.bound import BoundArch, BoundGqa, BoundLayer, BoundMla, BoundMoe, BoundStreams
 from strata.arch.plan_attention import emit_attention
 from strata.arch.plan_builder import PlanBuilder
 from strata.arch.plan_ffn import emit_dense, emit_logits, emit_moe
@@ -15,6 +15,7 @@ from strata.arch.plan_inputs import emit_layer_input, emit_token_inputs
 from strata.arch.plan_linear import emit_norm
 from strata.arch.plan_memory import Value
 from strata.arch.plan_mixer import emit_mixer
+from strata.arch.plan_streams import emit_stream_sum, emit_streams, emit_to_streams
 from strata.arch.plan_tables import ModelPlan, Rows
 
 __all__ = ["plan"]
@@ -32,15 +33,20 @@ def plan(bound: BoundArch, *, n_batch: int, n_outputs_max: int, n_ctx: int | Non
     x = builder.value(bound.n_embd)
     builder.op("embed", [], [x], [bound.embedding], scale=bound.embedding_scale)
     inputs = None if bound.token_inputs is None else emit_token_inputs(builder, x, bound.token_inputs)
+    streams = None if bound.streams is None else emit_streams(builder, x, bound.streams)
     for layer in bound.layers:
         builder.layer = layer.index
-        if layer.attention is None or layer.ffn is None:
+        if bound.streams is not None and streams is not None:
+            _emit_streams_layer(builder, streams, layer, bound.streams)
+        elif layer.attention is None or layer.ffn is None:
             _emit_single_layer(builder, x, layer)
         elif bound.normed_residual:
             _emit_normed_layer(builder, x, layer, bound.residual_scale)
         else:
             _emit_layer(builder, x, layer, bound.residual_scale, inputs)
     builder.layer = -1
+    if bound.streams is not None and streams is not None:
+        x, _ = emit_stream_sum(builder, streams, bound.streams, bound.streams.head)
     wanted = builder.value(bound.n_embd, Rows.OUTPUTS)
     builder.op("gather", [x], [wanted], width=bound.n_embd)
     emit_norm(builder, wanted, bound.output_norm, out=wanted)
@@ -97,6 +103,19 @@ def _emit_normed_layer(builder: PlanBuilder, x: Value, layer: BoundLayer, scale:
     normed = emit_norm(builder, x, layer.ffn_norm)
     f = _emit_ffn(builder, x, normed, layer, _Early())
     builder.op("add", [normed, f], [x], width=x.width, a=scale, b=1.0)
+
+
+def _emit_streams_layer(builder: PlanBuilder, streams: Value, layer: BoundLayer, spec: BoundStreams) -> None:
+    """One block of a residual of several streams, which are updated in place."""
+    assert layer.attention_gates is not None
+    assert layer.ffn_gates is not None
+    assert layer.ffn_norm is not None
+    x, logits = emit_stream_sum(builder, streams, spec, layer.attention_gates)
+    a = _emit_mixing(builder, emit_norm(builder, x, layer.attention_norm), layer)
+    emit_to_streams(builder, streams, a, logits, spec)
+    x, logits = emit_stream_sum(builder, streams, spec, layer.ffn_gates)
+    f = _emit_ffn(builder, x, emit_norm(builder, x, layer.ffn_norm), layer, _Early())
+    emit_to_streams(builder, streams, f, logits, spec)
 
 
 class _Early(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strata.arch.bound import BoundGate, BoundGqa, BoundMla, BoundTemperature
+from strata.arch.bound import BoundGate, BoundGqa, BoundIndexer, BoundMla, BoundTemperature
 from strata.arch.plan_builder import PlanBuilder
 from strata.arch.plan_linear import emit_linears, emit_norm, emit_norm_heads
 from strata.arch.plan_memory import Value
@@ -100,22 +100,44 @@ def _qk_norms(plan: PlanBuilder, q: Value, k: Value | None, a: BoundGqa) -> None
 def _mla(plan: PlanBuilder, x: Value, a: BoundMla) -> Value:
     """Queries and the cached row [latent | rotated key part], then one of the two forms."""
     gates = [] if a.gate is None else [a.gate.linear]
+    q_latent = None
     if a.q_a is not None and a.q_a_norm is not None and a.q_b is not None:
         q_latent, row, *factors = emit_linears(plan, x, [a.q_a, a.kv_a, *gates])
-        q = emit_linears(plan, emit_norm(plan, q_latent, a.q_a_norm), [a.q_b])[0]
+        q_latent = emit_norm(plan, q_latent, a.q_a_norm)
+        q = emit_linears(plan, q_latent, [a.q_b])[0]
     else:
         assert a.q is not None
         q, row, *factors = emit_linears(plan, x, [a.q, a.kv_a, *gates])
     # in place: the row's first kv_rank floats become the normed latent, the rest the rotated key part
     emit_norm_heads(plan, row, row, a.kv_a_norm, n_vec=1, width=a.kv_rank)
+    if a.k_norm is not None:
+        place = {"in_offset": a.kv_rank, "out_offset": a.kv_rank, "width": a.n_rot}
+        plan.op("norm", [row], [row], [a.k_norm.gain, a.k_norm.bias], n_vec=1, eps=a.k_norm.eps, **place)
     if a.rope is not None:
         table = plan.rope(a.rope)
         plan.op("rope", [row], [row], table=table, n_head=1, stride=a.n_rot, offset=a.kv_rank)
         plan.op("rope", [q], [q], table=table, n_head=a.n_head, stride=a.k_mla, offset=a.k_mla - a.n_rot)
+    if a.indexer is not None:
+        assert q_latent is not None
+        plan.choices[plan.layer] = _chosen_keys(plan, x, q_latent, a.indexer)
     out = _mla_absorbed(plan, q, row, a) if a.kv_b is None else _mla_unfactored(plan, q, row, a)
     if a.gate is not None:
         _gated(plan, out, factors[0], a.gate, a.n_head)
     return out
+
+
+def _chosen_keys(plan: PlanBuilder, x: Value, q_latent: Value, a: BoundIndexer) -> Value:
+    """The positions that the attention reads: their number, then top_k of them."""
+    q = emit_linears(plan, q_latent, [a.q])[0]
+    k, weights = emit_linears(plan, x, [a.k, a.weights])
+    emit_norm_heads(plan, k, k, a.k_norm, n_vec=1, width=a.width)
+    table = plan.rope(a.rope)
+    plan.op("rope", [q], [q], table=table, n_head=a.n_head, stride=a.width, offset=a.rotated_first)
+    plan.op("rope", [k], [k], table=table, n_head=1, stride=a.width, offset=a.rotated_first)
+    chosen = plan.value(1 + a.top_k)
+    cache = plan.kv_layer(1, a.width, a.width, v_in_k=True)
+    plan.op("index", [q, k, weights], [chosen], kv_layer=cache, n_head=a.n_head, top_k=a.top_k)
+    return chosen
 
 
 def _temperature(plan: PlanBuilder, q: Value, t: BoundTemperature | None) -> None:
@@ -143,10 +165,13 @@ def _mla_absorbed(plan: PlanBuilder, q: Value, row: Value, a: BoundMla) -> Value
     latent = plan.value(a.n_head * a.kv_rank)
     plan.op(
         "attention",
-        [q_latent, row],
+        [q_latent, row, None, plan.choices[a.choice_of] if a.choice_of >= 0 else None],
         [latent],
+        [a.sinks],
         kv_layer=plan.kv_layer(1, row.width, a.kv_rank, v_in_k=True),
         n_head=a.n_head,
+        window=a.window,
+        window_kind=int(WindowKind.CHUNKED if a.chunked else WindowKind.STANDARD),
         causal=1,
         scale=a.scale,
     )
@@ -182,6 +207,7 @@ def _mla_unfactored(plan: PlanBuilder, q: Value, row: Value, a: BoundMla) -> Val
         "attention",
         [q, k, v],
         [out],
+        [a.sinks],
         kv_layer=plan.kv_layer(a.n_head, a.k_mla, a.v_mla),
         n_head=a.n_head,
         causal=1,

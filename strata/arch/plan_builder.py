@@ -56,6 +56,7 @@ class PlanBuilder:
         self._kv_layers: list[KvLayer] = []
         self._kv_of_layer: dict[int, int] = {}
         self._states: list[PlanState] = []
+        self.choices: dict[int, Value] = {}  # by layer: the keys that its indexer chose
 
     def value(self, width: int, rows: Rows = Rows.TOKENS) -> Value:
         """A new activation of `width` floats a row."""

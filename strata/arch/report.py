@@ -103,7 +103,11 @@ def _mixer_text(mixer: BoundMixer) -> str:
 def _attention_text(a: BoundGqa | BoundMla) -> str:
     if isinstance(a, BoundMla):
         form = "absorbed" if a.kv_b is None else "with attn_kv_b"
-        return f"MLA {form}, {a.n_head} heads of {a.k_mla} (rotated {a.n_rot}) and {a.v_mla}, latent {a.kv_rank}"
+        best = f", best {a.indexer.top_k} keys by {a.indexer.n_head} heads of {a.indexer.width}" if a.indexer else ""
+        window = f", window {a.window}" if a.window else ""
+        best = f", keys of layer {a.choice_of}" if a.indexer is None and a.choice_of >= 0 else best
+        heads = f"{a.n_head} heads of {a.k_mla} (rotated {a.n_rot}) and {a.v_mla}"
+        return f"MLA {form}, {heads}, latent {a.kv_rank}{best}{window}"
     window = f", window {a.window}" if a.window else ""
     sinks = ", sinks" if a.sinks is not None else ""
     return f"GQA {a.n_head}/{a.n_head_kv} heads of {a.head_k}{window}{sinks}"

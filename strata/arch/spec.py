@@ -15,7 +15,20 @@ from typing import Any, Literal
 
 import msgspec
 
-from strata.arch.spec_attention import Gate, Gqa, Mla, QkNorm, Rope, Sections, Temperature, Unrotated, Window, Yarn
+from strata.arch.spec_attention import (
+    Gate,
+    Gqa,
+    Indexer,
+    Mla,
+    MlaWindow,
+    QkNorm,
+    Rope,
+    Sections,
+    Temperature,
+    Unrotated,
+    Window,
+    Yarn,
+)
 from strata.arch.spec_base import Case, Dim, DimName, Key, Norm, Power, Presence, Scalar, Word
 from strata.arch.spec_ffn import Act, Beside, Chunks, Clamp, Experts, FeedForward, Moe, Router, SharedExpert
 from strata.arch.spec_mixer import GatedDelta, Kda, Lightning, Mamba, Mamba2, Mixer, Recurrent, ShortConv
@@ -36,6 +49,7 @@ __all__ = [
     "GatedDelta",
     "Gqa",
     "Head",
+    "Indexer",
     "Kda",
     "Key",
     "LayerInputs",
@@ -44,6 +58,7 @@ __all__ = [
     "Mamba2",
     "Mixer",
     "Mla",
+    "MlaWindow",
     "Moe",
     "Norm",
     "Power",
@@ -56,6 +71,7 @@ __all__ = [
     "Sections",
     "SharedExpert",
     "ShortConv",
+    "Streams",
     "Temperature",
     "Unrotated",
     "Window",
@@ -111,6 +127,20 @@ class LayerInputs(Word, frozen=True, kw_only=True):
     width: Key = Key("embedding_length_per_layer_input")
 
 
+class Streams(Word, frozen=True, kw_only=True):
+    """The residual is `count` vectors of n_embd, at first all of them the embedding (hyper-connections).
+
+    A sublayer s, attn or ffn, reads the sum over h of (sigmoid(p_h) + eps) * stream_h in the place of the residual; its
+    result f adds (magnitude * sigmoid(p_(count + d)) + eps) * f to stream_d. p = hc_s_fn(r) * scale + hc_s_base, where
+    r is all streams over the root of their mean square (plus the norms' eps); scale is hc_s_scale[0] for the first
+    `count` entries, hc_s_scale[1] for the others. The output norm reads such a sum too, with output_hc_*.
+    """
+
+    count: Key = Key("hyper_connection.count")
+    eps: Key = Key("hyper_connection.epsilon")
+    magnitude: Key = Key("hyper_connection.magnitude")
+
+
 class Arch(Word, frozen=True, kw_only=True):
     """One architecture. `name` is GGUF's general.architecture; `source` says where the facts come from.
 
@@ -133,6 +163,7 @@ class Arch(Word, frozen=True, kw_only=True):
     moe: Moe | None = None
     embedding_scale: Key | Literal["sqrt-n_embd"] | None = None
     layer_inputs: LayerInputs | None = None
+    streams: Streams | None = None
     head: Head = Head()
     scales_applied: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()

@@ -6,7 +6,20 @@ from typing import Literal
 
 from strata.arch.spec_base import Dim, Key, Presence, Word
 
-__all__ = ["Gate", "Gqa", "Mla", "QkNorm", "Rope", "Sections", "Temperature", "Unrotated", "Window", "Yarn"]
+__all__ = [
+    "Gate",
+    "Gqa",
+    "Indexer",
+    "Mla",
+    "MlaWindow",
+    "QkNorm",
+    "Rope",
+    "Sections",
+    "Temperature",
+    "Unrotated",
+    "Window",
+    "Yarn",
+]
 
 
 class Yarn(Word, frozen=True, kw_only=True):
@@ -182,12 +195,45 @@ class Gqa(Word, frozen=True, kw_only=True, tag="gqa", tag_field="kind"):
     shared_layers: Key | None = None
 
 
+class Indexer(Word, frozen=True, kw_only=True):
+    """Of the keys that a query sees only the top_k with the largest scores count, of equal ones the first.
+
+    score(p, j) = sum over heads h of w_h(p) * relu(q_h(p) . k(j)), with q = indexer.attn_q_b (the query latent),
+    k = layer norm (indexer.attn_k u) with indexer.k_norm's gain and bias, w = indexer.proj u; u the attention's normed
+    input. The first or last n_rot entries of q_h and k rotate as the attention's do, in pairs of this style.
+    eps: of the layer norm. optional: a top_k of 0 means that no layer has an indexer.
+    owners: a number for each layer: 1: it has an indexer, 0: it takes over the choice of the last one that has. Without
+        the key all have; in files whose context is `sparse_from` or longer the first three and then each fourth.
+    """
+
+    style: Literal["norm", "neox"]
+    eps: float | Key
+    rotated: Literal["first", "last"] = "first"
+    optional: bool = False
+    n_head: Key = Key("attention.indexer.head_count")
+    width: Key = Key("attention.indexer.key_length")
+    top_k: Key = Key("attention.indexer.top_k")
+    owners: Key | None = None
+    sparse_from: int = 0
+
+
+class MlaWindow(Word, frozen=True, kw_only=True):
+    """Layers of latent attention that see a part of the past, and their widths."""
+
+    window: Window
+    kv_rank: Key = Key("attention.kv_lora_rank_swa")
+    k_mla: Key = Key("attention.key_length_mla_swa")
+    v_mla: Key = Key("attention.value_length_mla_swa")
+
+
 class Mla(Word, frozen=True, kw_only=True, tag="mla", tag_field="kind"):
     """Multi-head latent attention: one cached row [latent | rotated key part] for all heads.
 
     q_rank 0 or None: queries come straight from attn_q. head: scores times 1 / sqrt(k_mla); head-yarn: that times
     M^2, where M is the magnitude that YaRN's log multiplier gives.
-    gate: as in `Gqa`.
+    heads_by_layer, gate, sinks: as in `Gqa`. key_norm: RMS norm of the rotated key part, before it rotates:
+    attn_k_norm.
+    indexer: needs the query latent and the factors of attn_kv_b; windowed layers have none.
     legacy_kv_b: files without attention.key_length_mla hold attn_kv_b instead of its two factors; they are computed as
     ordinary attention of n_head heads.
     """
@@ -200,4 +246,9 @@ class Mla(Word, frozen=True, kw_only=True, tag="mla", tag_field="kind"):
     scale: Literal["head", "head-yarn"] = "head"
     temperature: Temperature | None = None
     gate: Gate | None = None
+    indexer: Indexer | None = None
+    heads_by_layer: bool = False
+    sinks: Presence = "absent"
+    windowed: MlaWindow | None = None
+    key_norm: bool = False
     legacy_kv_b: bool = False

@@ -7,10 +7,11 @@ takes the absorbed one; all arithmetic is float64 on the file's dequantised weig
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strata.arch.bind import bind
 from strata.arch.bound import (
@@ -20,6 +21,7 @@ from strata.arch.bound import (
     BoundFfn,
     BoundGate,
     BoundGqa,
+    BoundIndexer,
     BoundLayer,
     BoundLinear,
     BoundMixer,
@@ -27,6 +29,7 @@ from strata.arch.bound import (
     BoundMoe,
     BoundNorm,
     BoundRope,
+    BoundStreamGates,
     BoundTemperature,
     BoundTensor,
 )
@@ -59,6 +62,7 @@ class Reference:
         self._mixers = Mixers(weights, self._linear)
         self.routing: list[tuple[int, list[int]]] = []
         self._cache: dict[int, tuple[Array, Array]] = {}
+        self._left_out = np.zeros((0, 0), np.bool_)
         self._n_ctx = bound.n_ctx_train if n_ctx is None else n_ctx
 
     def logits(self, tokens: Sequence[int]) -> Array:
@@ -68,7 +72,11 @@ class Reference:
         positions = np.arange(len(tokens))
         x = self._weights.bound(bound.embedding)[0][list(tokens)] * bound.embedding_scale
         inputs = self._token_inputs(x, tokens)
+        streams = None if bound.streams is None else np.repeat(x[:, None], bound.streams.count, axis=1)
         for layer in bound.layers:
+            if streams is not None:
+                streams = self._streams_layer(streams, layer, positions)
+                continue
             start, h = x, self._norm(x, layer.attention_norm)
             if layer.attention is None or layer.ffn is None:
                 mixed = None if layer.attention is None else self._mixed(h, layer.attention, positions, layer.index)
@@ -90,8 +98,43 @@ class Reference:
             x = x + a + f if bound.parallel_residual else x + f
             x = x if layer.token_input is None else x + self._token_input(x, layer, inputs)
             x = x if layer.output_scale is None else x * float(self._weights.bound(layer.output_scale)[0, 0, 0])
+        if streams is not None:
+            assert bound.streams is not None
+            x = self._read_streams(streams, bound.streams.head)
         rows = self._linear(self._norm(x, bound.output_norm), bound.head, bound.head_scale)
         return rows if bound.softcap == 0.0 else bound.softcap * np.tanh(rows / bound.softcap)
+
+    def _streams_layer(self, streams: Array, layer: BoundLayer, positions: np.ndarray) -> Array:
+        """One layer of a residual of several streams [n_tokens, count, n_embd]."""
+        mixer, ffn_norm = layer.attention, layer.ffn_norm
+        assert mixer is not None
+        assert ffn_norm is not None
+
+        def attention(x: Array) -> Array:
+            return self._mixed(self._norm(x, layer.attention_norm), mixer, positions, layer.index)
+
+        def ffn(x: Array) -> Array:
+            return self._ffn(self._norm(x, ffn_norm), x, x, layer)
+
+        streams = self._sublayer(streams, layer.attention_gates, attention)
+        return self._sublayer(streams, layer.ffn_gates, ffn)
+
+    def _sublayer(self, streams: Array, gates: BoundStreamGates | None, run: Callable[[Array], Array]) -> Array:
+        """The streams behind a sublayer; its gates are those of the streams before it."""
+        assert gates is not None
+        assert self.bound.streams is not None
+        factors = self.bound.streams.magnitude * self._stream_factors(streams, gates.write) + self.bound.streams.eps
+        return streams + factors * run(self._read_streams(streams, gates.read))[:, None]
+
+    def _stream_factors(self, streams: Array, logits: BoundLinear) -> Array:
+        """Sigmoids of a projection of all streams, [n_tokens, count, 1]."""
+        assert self.bound.streams is not None
+        flat = self._norm(streams.reshape(len(streams), -1), self.bound.streams.norm)
+        return ops.sigmoid(self._linear(flat, logits))[:, :, None]
+
+    def _read_streams(self, streams: Array, logits: BoundLinear) -> Array:
+        assert self.bound.streams is not None
+        return ((self._stream_factors(streams, logits) + self.bound.streams.eps) * streams).sum(1)
 
     def _normed(self, a: Array, h: Array, layer: BoundLayer) -> Array:
         """The rest of a layer whose sublayers add to their normed inputs."""
@@ -208,14 +251,32 @@ class Reference:
         row = self._linear(h, a.kv_a)
         latent = self._norm(row[:, : a.kv_rank], a.kv_a_norm)
         k_shared = row[:, None, a.kv_rank :]
+        k_shared = k_shared if a.k_norm is None else self._norm(k_shared, a.k_norm)
         if a.rope is not None:
             k_shared = self._rotate(k_shared, a.rope, positions)
             q = np.concatenate([q[..., :nope], self._rotate(q[..., nope:], a.rope, positions)], -1)
         q = _warmed(q, a.temperature, positions)
         k_nope, v = self._keys_values(latent, a)
         k = np.concatenate([k_nope, np.repeat(k_shared, a.n_head, axis=1)], -1)
-        out = ops.attention(q, k, v, ops.Score(a.scale), ops.hidden_keys(positions, n, ops.Mask()), None)
+        hidden = ops.hidden_keys(positions, n, ops.Mask(a.window, a.chunked))
+        if a.indexer is not None:
+            self._left_out = self._unchosen(h, a, a.indexer, positions)
+        out = ops.attention(
+            q, k, v, ops.Score(a.scale), hidden if a.choice_of < 0 else hidden | self._left_out, self._vector(a.sinks)
+        )
         return self._linear(self._gated(out, h, a.gate).reshape(n, -1), a.output)
+
+    def _unchosen(self, h: Array, a: BoundMla, indexer: BoundIndexer, positions: np.ndarray) -> NDArray[np.bool_]:
+        assert a.q_a is not None
+        assert a.q_a_norm is not None
+        n, first, end = len(h), indexer.rotated_first, indexer.rotated_first + indexer.rope.n_rot
+        q = self._linear(self._norm(self._linear(h, a.q_a), a.q_a_norm), indexer.q).reshape(n, indexer.n_head, -1)
+        k = self._norm(self._linear(h, indexer.k), indexer.k_norm)[:, None]
+        q, k = (
+            np.concatenate([x[..., :first], self._rotate(x[..., first:end], indexer.rope, positions), x[..., end:]], -1)
+            for x in (q, k)
+        )
+        return ops.unchosen_keys(q, k[:, 0], self._linear(h, indexer.weights), positions, indexer.top_k)
 
     def _keys_values(self, latent: Array, a: BoundMla) -> tuple[Array, Array]:
         """Keys without rotation [n, n_head, nope] and values [n, n_head, v_mla]."""

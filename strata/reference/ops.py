@@ -147,6 +147,18 @@ def hidden_keys(positions: Ints, n_keys: int, mask: Mask) -> NDArray[np.bool_]:
     return hidden | (keys < first)
 
 
+def unchosen_keys(q: Array, k: Array, weights: Array, positions: Ints, top_k: int) -> NDArray[np.bool_]:
+    """Which keys an indexer leaves out, [n_tokens, n_keys]; those behind the query are left out too.
+
+    q [n_tokens, n_head, width], k [n_keys, width], weights [n_tokens, n_head].
+    """
+    left_out = np.ones((len(q), len(k)), np.bool_)
+    for t, p in enumerate(positions):
+        scores = weights[t] @ np.maximum(q[t] @ k[: p + 1].T, 0.0)
+        left_out[t, np.argsort(-scores, kind="stable")[:top_k]] = False
+    return left_out
+
+
 def attention(q: Array, k: Array, v: Array, score: Score, hidden: NDArray[np.bool_], sinks: Array | None) -> Array:
     """Attention of queries over all keys of one sequence.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strata.arch.plan_tables import (
     Act,
@@ -97,7 +98,7 @@ class PlanWalk(StateWalk):
         if i.get("gain_per_vec"):
             gain = None if gain is None else gain.reshape(n, width)
         function = NORMS[NormKind(i.get("kind", 0))]
-        y = function(x, op.f["eps"], gain, bias)
+        y = function(x, op.f.get("eps", 0.0), gain, bias)
         self._heads(op.outs[0], n, width, i.get("out_stride", 0), i.get("out_offset", 0))[:] = y
 
     def _linear(self, op: PlanOp) -> None:
@@ -144,7 +145,7 @@ class PlanWalk(StateWalk):
         mask = ops.Mask(i.get("window", 0), i.get("window_kind", 0) == WindowKind.CHUNKED, i.get("causal", 0) == 1)
         assert i.get("window_kind", 0) in (WindowKind.STANDARD, WindowKind.CHUNKED)
         n = len(self._tokens)
-        if len(op.ins) > 1:
+        if len(op.ins) > 1 and op.ins[1] >= 0:
             k = self._read(op, 1).reshape(n, cache.n_head_kv, cache.head_k)
             v = k[..., : cache.head_v] if cache.v_in_k else self._read(op, 2).reshape(n, cache.n_head_kv, cache.head_v)
             self._keys[index].append(k)
@@ -154,10 +155,31 @@ class PlanWalk(StateWalk):
             np.concatenate(self._keys[index]),
             np.concatenate(self._values[index]),
             ops.Score(op.f["scale"], op.f.get("softcap", 0.0)),
-            ops.hidden_keys(self._positions, self._n_past + n, mask),
+            ops.hidden_keys(self._positions, self._n_past + n, mask) | self._not_listed(op, 3),
             self._vector(op, 0),
         )
         self._write(op, 0, out.reshape(n, -1))
+
+    def _not_listed(self, op: PlanOp, k: int) -> NDArray[np.bool_]:
+        """Keys that operand k, an index's result, leaves out; none without the operand."""
+        shape = len(self._tokens), self._n_past + len(self._tokens)
+        if len(op.ins) <= k:
+            return np.zeros(shape, np.bool_)
+        left_out = np.ones(shape, np.bool_)
+        for t, row in enumerate(self._read(op, k)):
+            left_out[t, row[1 : 1 + int(row[0])].astype(np.int64)] = False
+        return left_out
+
+    def _index(self, op: PlanOp) -> None:
+        i, index, n = op.i, op.i.get("kv_layer", 0), len(self._tokens)
+        self._keys[index].append(self._read(op, 1)[:, None])
+        q, keys = self._read(op, 0).reshape(n, i["n_head"], -1), np.concatenate(self._keys[index])[:, 0]
+        left_out = ops.unchosen_keys(q, keys, self._read(op, 2), self._positions, i["top_k"])
+        rows = np.zeros((n, 1 + i["top_k"]))
+        for t, chosen in enumerate(~left_out):
+            places = np.flatnonzero(chosen)
+            rows[t, : 1 + len(places)] = [len(places), *places]
+        self._write(op, 0, rows)
 
     def _router(self, op: PlanOp) -> None:
         i, n_used = op.i, op.i["n_used"]

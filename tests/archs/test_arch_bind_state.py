@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from arch_cases import N_EMBD, Case
 from arch_cases_mla import MLA_CASES
@@ -16,11 +17,14 @@ from strata.arch.bound import BoundArch, BoundGqa, BoundMla, BoundMoe
 from strata.arch.plan import plan
 from strata.arch.registry import Registry
 from strata.arch.report import binding_report, plan_summary
+from strata.arch.spec import Block
 from strata.errors import BindError
 
 LFM, NEXT, QWEN = STATE_CASES["lfm2moe"], STATE_CASES["qwen3next"], STATE_CASES["qwen35moe"]
 GRANITE, JAMBA = STATE_CASES["granitehybrid"], STATE_CASES["jamba"]
 NEMOTRON, LATENT = STATE_CASES["nemotron_h_moe"], STATE_CASES["nemotron_h_moe-latent"]
+STREAMS = MLA_CASES["hy_v4"]
+SPARSE, DOTS = MLA_CASES["glm-dsa"], MLA_CASES["dots3note"]
 LING, KIMI, MINIMAX = MLA_CASES["bailingmoe3"], STATE_CASES["kimi-linear"], STATE_CASES["minimax-01"]
 
 
@@ -89,6 +93,24 @@ BAD_KEYS: list[tuple[Case, str, Any, str]] = [
     (LING, "kda.gate_lower_bound", 0.0, "gate_lower_bound is 0.0; accepted: -100 to below 0"),
     (LING, "kda.gate_lower_bound", -1000.0, "gate_lower_bound is -1000"),
     (LING, "kda.gate_lower_bound", None, "gate_lower_bound is missing"),
+    (SPARSE, "attention.q_lora_rank", 0, "q_lora_rank is 0; accepted: at least 1: the indexer reads"),
+    (SPARSE, "attention.indexer.types", [0, 1, 1, 1, 1], "types is 0; accepted: 1 in layer 0"),
+    (SPARSE, "attention.indexer.types", [1, 2, 0, 0, 0], "types is 2; accepted: 0 to 1"),
+    (SPARSE, "attention.indexer.types", [1, 0], "array of block_count"),
+    (SPARSE, "attention.indexer.key_length", 8, "key_length is 8; accepted: at least the 16 entries that rotate"),
+    (SPARSE, "attention.indexer.top_k", 0, "top_k is 0; accepted: 1"),
+    (DOTS, "attention.kv_lora_rank_swa", None, "kv_lora_rank_swa is missing"),
+    (
+        DOTS,
+        "attention.head_count",
+        [3, 0, 5, 3],
+        "head_count is 0; accepted: at least 1 in layer 1, which has attention",
+    ),
+    (DOTS, "attention.sliding_window_pattern", 2, "an array of block_count"),
+    (DOTS, "attention.indexer.types", [0, 0, 0, 1], "types is 0; accepted: 1 in layer 0"),
+    (STREAMS, "hyper_connection.count", 0, "count is 0; accepted: 1"),
+    (STREAMS, "hyper_connection.magnitude", None, "magnitude is missing"),
+    (STREAMS, "attention.indexer.types", None, "types is 0; accepted: 1 in layer 0"),
     (MINIMAX, "residual_scale", None, "residual_scale is missing"),
     (NEMOTRON, "expert_used_count", [0, 2, 0, 0, 0], "expert_used_count is 0; accepted: 1 to expert_count in layer 3"),
     (NEMOTRON, "expert_feed_forward_length", [0, 0, 0, 40, 0], "expert_feed_forward_length is 0; accepted: at least 1"),
@@ -118,6 +140,10 @@ BAD_TENSORS: list[tuple[Case, dict[str, Any], str]] = [
     (KIMI, {"drop": "blk.1.ffn_up_shexp.weight"}, "blk.1.ffn_up_shexp.weight"),
     (LING, {"add": {"blk.0.ssm_f_a.weight": [N_EMBD, 20]}}, r"expected \[64, 60\]"),
     (LING, {"drop": "blk.1.attn_gate.weight"}, r"blk.1.attn_gate.weight \[64, 3\] is missing"),
+    (SPARSE, {"drop": "blk.3.indexer.proj.weight"}, r"blk.3.indexer.proj.weight \[64, 12\] is missing"),
+    (STREAMS, {"drop": "output_hc_base.weight"}, r"output_hc_base.weight \[3\] is missing"),
+    (STREAMS, {"add": {"blk.0.hc_ffn_fn.weight": [3 * N_EMBD, 3]}}, r"expected \[192, 6\]"),
+    (STREAMS, {"drop": "blk.1.attn_sinks.weight"}, "blk.1.attn_sinks.weight"),
     (MINIMAX, {"drop": "blk.0.attn_norm_2.weight"}, "attn_norm_2.weight"),
     (NEMOTRON, {"add": {"blk.1.ffn_gate_exps.weight": [N_EMBD, 32, 8]}}, "blk.1.ffn_gate_exps.weight"),
     (LATENT, {"drop": "blk.3.ffn_latent_up.weight"}, r"blk.3.ffn_latent_up.weight \[40, 64\] is missing"),
@@ -145,6 +171,45 @@ def test_bad_tensor(registry: Registry, case: Case, change: dict[str, Any], mess
 )
 def test_every_mixer_has_a_line(registry: Registry, name: str, line: str) -> None:
     assert line in binding_report(inspect_binding(registry.lookup(name), fake_file(ALL_CASES[name])))
+
+
+def test_windowed_latent_attention_has_its_own_widths(registry: Registry) -> None:
+    report = binding_report(inspect_binding(registry.lookup("dots3note"), fake_file(DOTS)))
+    assert "0: MLA absorbed, 3 heads of 40 (rotated 16) and 20, latent 40, best 24 keys by 12 heads of 64;" in report
+    assert "1 to 2: MLA absorbed, 5 heads of 28 (rotated 16) and 14, latent 24, window 30;" in report
+    assert "keys of layer 1;" in binding_report(inspect_binding(registry.lookup("glm-dsa"), fake_file(SPARSE)))
+
+
+def test_streams_stand_alone(registry: Registry) -> None:
+    """Words that nothing computes together are refused."""
+    arch = msgspec.structs.replace(registry.lookup("hy_v4"), block=Block(residual="parallel", ffn_norm=None))
+    with pytest.raises(BindError, match="hy_v4 declares streams; accepted beside them: the default Block"):
+        bind(arch, fake_file(STREAMS))
+
+
+def test_which_layers_choose_keys(registry: Registry) -> None:
+    def choices(case: Case) -> list[int]:
+        return [
+            layer.attention.choice_of
+            for layer in bound_of(registry, case).layers
+            if isinstance(layer.attention, BoundMla)
+        ]
+
+    assert choices(SPARSE) == [0, 1, 1, 3, 3]
+    unnamed = changed(MLA_CASES["glm-dsa-all"], **key("attention.indexer.types", None))
+    assert choices(unnamed) == [0, 1, 2]
+    layers = {
+        f"blk.{i}.{name.split('.', 2)[2]}": ne
+        for i in range(3, 12)
+        for name, ne in unnamed["tensors"].items()
+        if name.startswith("blk.2.")
+    }
+    assert choices(changed(unnamed, add=layers, block_count=12)) == list(range(12))
+    long = changed(unnamed, add=layers, block_count=12, context_length=1048576)
+    assert choices(long) == [0, 1, 2, 2, 2, 2, 6, 6, 6, 6, 10, 10]
+    ignored = bound_of(registry, long).ignored
+    assert ignored["blk.3.indexer.attn_k.weight"] == "the layer uses an earlier one's choice"
+    assert "blk.6.indexer.attn_k.weight" not in ignored
 
 
 def test_a_layer_of_one_part_is_a_mixer_attention_or_experts(registry: Registry) -> None:

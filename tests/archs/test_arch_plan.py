@@ -136,7 +136,11 @@ def test_no_op_writes_over_what_it_reads(table: ModelPlan) -> None:
 
 
 def test_one_cache_for_each_attention(table: ModelPlan) -> None:
-    used = [op.i.get("kv_layer", 0) for op in table.ops if op.kind == "attention" and len(op.ins) > 1]
+    used = [
+        op.i.get("kv_layer", 0)
+        for op in table.ops
+        if op.kind == "index" or (op.kind == "attention" and len(op.ins) > 1)
+    ]
     assert used == list(range(len(table.kv_layers)))
     assert table.kv_values_per_token == sum(
         kv.n_head_kv * (kv.head_k + (0 if kv.v_in_k else kv.head_v)) for kv in table.kv_layers

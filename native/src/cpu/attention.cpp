@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include <algorithm>
+
 #include "base/ieee_math.h"
 
 namespace strata::cpu {
@@ -17,6 +19,30 @@ int64_t tile_keys(const AttnJob& job, int64_t tile) {
   return min64(kAttnTile, job.key_high - (job.first_tile + tile) * kAttnTile);
 }
 
+// The part of a row's list that begins at position `first`.
+const int32_t* list_from(const int32_t* list, int64_t first) {
+  return std::lower_bound(list + 1, list + 1 + list[0], static_cast<int32_t>(first));
+}
+
+// Whether a list of any row names a position of the tile.
+bool any_kept(const AttnJob& job, int64_t first, int64_t n) {
+  for (int64_t row = 0; row < job.n_rows; ++row) {
+    const int32_t *list = job.kept[row], *at = list_from(list, first);
+    if (at != list + 1 + list[0] && *at < first + n) return true;
+  }
+  return false;
+}
+
+void keep_listed(const int32_t* list, int64_t first, int64_t n, float* s) {
+  const int32_t *at = list_from(list, first), *end = list + 1 + list[0];
+  for (int64_t j = 0; j < n; ++j) {
+    if (at != end && *at == first + j)
+      ++at;
+    else
+      s[j] = minus_infinity();
+  }
+}
+
 // Scores of the keys that a row of the job sees; -inf for the others, whose rows are not read if no row sees them.
 void mask_row(const AttnJob& job, int64_t query, int64_t tile, float* s) {
   const int64_t first = (job.first_tile + tile) * kAttnTile, n = tile_keys(job, tile);
@@ -24,6 +50,7 @@ void mask_row(const AttnJob& job, int64_t query, int64_t tile, float* s) {
   const int64_t low = min64(max64(job.low[row] - first, 0), n), high = max64(min64(job.high[row] - first, n), 0);
   for (int64_t j = 0; j < low; ++j) s[j] = minus_infinity();
   for (int64_t j = high; j < n; ++j) s[j] = minus_infinity();
+  if (job.kept != nullptr) keep_listed(job.kept[row], first, n, s);
 }
 
 // A NaN score makes the maximum NaN; a NaN sink too.
@@ -52,6 +79,13 @@ void attn_scores_step(const AttnJob& job, int64_t begin, int64_t end) {
     const int64_t first = (job.first_tile + tile) * kAttnTile, n = tile_keys(job, tile);
     const int64_t skip = max64(job.key_low - first, 0);  // keys before it are seen by no row
     float* s = job.s + tile * kAttnTile;
+    if (job.kept != nullptr && !any_kept(job, first, n)) {
+      for (int64_t query = 0; query < n_queries; ++query) {
+        for (int64_t j = 0; j < n; ++j) s[query * s_stride + j] = minus_infinity();
+        job.tile_max[query * job.n_tiles + tile] = minus_infinity();
+      }
+      continue;
+    }
     const uint8_t* k = job.k + job.blocks[job.first_tile + tile] * job.block_bytes + skip * job.k_row_bytes;
     job.vec->attn_scores(job.kv_type, job.q, job.n_dim_k, n_queries, k, job.k_row_bytes, n - skip, job.n_dim_k, job.scale,
                          s + skip, s_stride);

@@ -7,6 +7,7 @@
 //   p_j = exp(s_j - m); L_tile = sum of p over the tile in 16 strided lanes and a tree
 //   l   = 0 + L_tile in ascending tiles, then + exp(sink - m)
 //   o   = 0 + (fma chain over the tile's p_j * v_j in ascending j) in ascending tiles, then o * (1 / l)
+// With `kept` a key that is not in its row's list is not visible either.
 // Tiles without a visible key add zeros, so skipping them changes no bit; which queries share a job changes none either.
 #pragma once
 #include "cpu/vecmath.h"
@@ -23,10 +24,11 @@ struct AttnJob {
   const uint8_t* k;  // this head's rows in block 0
   const uint8_t* v;
   int64_t block_bytes, k_row_bytes, v_row_bytes;
-  const int32_t* blocks;    // block of tile b of the sequence
-  int64_t n_rows, n_heads;  // n_rows * n_heads <= kAttnQueries
-  const int64_t* low;       // [n_rows] first visible key
-  const int64_t* high;      // [n_rows] end of the visible keys
+  const int32_t* blocks;       // block of tile b of the sequence
+  int64_t n_rows, n_heads;     // n_rows * n_heads <= kAttnQueries
+  const int64_t* low;          // [n_rows] first visible key
+  const int64_t* high;         // [n_rows] end of the visible keys
+  const int32_t* const* kept;  // [n_rows] count, then ascending positions; null: no lists
   int64_t first_tile, n_tiles;
   int64_t key_low, key_high;  // of all rows together
   float scale, softcap;

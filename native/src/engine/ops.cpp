@@ -27,9 +27,10 @@ const OpEntry kOps[] = {
     {run_clamp, nullptr},
     {run_temperature, nullptr},
     {run_scale, nullptr},
+    {run_index, index_scratch},
 };
 constexpr int32_t kLastKind = static_cast<int32_t>(sizeof kOps / sizeof kOps[0]) - 1;
-static_assert(kLastKind == STRATA_OP_SCALE, "one entry for every op kind");
+static_assert(kLastKind == STRATA_OP_INDEX, "one entry for every op kind");
 
 // The kinds with a state.
 const OpEntry kStateOps[] = {

@@ -40,6 +40,7 @@ struct JobMemory {
   float* out;
   int64_t* low;
   int64_t* high;
+  const int32_t** kept;
 };
 
 struct Shape {
@@ -162,7 +163,8 @@ class Attention {
       m.out = ctx_.scratch_array<float>(kAttnQueries * shape_.head_v);
       m.low = ctx_.scratch_array<int64_t>(kAttnQueries);
       m.high = ctx_.scratch_array<int64_t>(kAttnQueries);
-      if (m.high == nullptr) return false;
+      m.kept = ctx_.scratch_array<const int32_t*>(kAttnQueries);
+      if (m.kept == nullptr) return false;
     }
     return memory_ != nullptr;
   }
@@ -195,6 +197,7 @@ class Attention {
     job.sinks = sinks == nullptr ? nullptr : sinks + head;
     job.low = memory.low;
     job.high = memory.high;
+    job.kept = op_.in[3] < 0 ? nullptr : memory.kept;
     job.q = memory.q;
     job.s = memory.s;
     job.tile_max = memory.tile_max;
@@ -202,6 +205,7 @@ class Attention {
     job.out = memory.out;
     for (int64_t r = 0; r < run.n_rows; ++r) {
       visible(ctx_.step.pos[run.row + r], run.seq_high, memory.low[r], memory.high[r]);
+      if (op_.in[3] >= 0) memory.kept[r] = reinterpret_cast<const int32_t*>(ctx_.row(op_.in[3], run.row + r));
       memcpy(memory.q + r * job.n_heads * shape_.head_k, ctx_.row(op_.in[0], run.row + r) + head * shape_.head_k,
              static_cast<size_t>(job.n_heads * shape_.head_k) * sizeof(float));
     }
@@ -280,10 +284,11 @@ class Attention {
 int64_t attention_scratch(const ScratchQuery& query, const strata_op& op) {
   const Shape shape(query.model.plan, op);
   const int64_t n_tiles = query.n_kv_blocks;
-  const int64_t job =
-      scratch_array_bytes<float>(kAttnQueries * n_tiles * kAttnTile) +
-      2 * scratch_array_bytes<float>(kAttnQueries * n_tiles) + scratch_array_bytes<float>(kAttnQueries * shape.head_k) +
-      scratch_array_bytes<float>(kAttnQueries * shape.head_v) + 2 * scratch_array_bytes<int64_t>(kAttnQueries);
+  const int64_t job = scratch_array_bytes<float>(kAttnQueries * n_tiles * kAttnTile) +
+                      2 * scratch_array_bytes<float>(kAttnQueries * n_tiles) +
+                      scratch_array_bytes<float>(kAttnQueries * shape.head_k) +
+                      scratch_array_bytes<float>(kAttnQueries * shape.head_v) +
+                      2 * scratch_array_bytes<int64_t>(kAttnQueries) + scratch_array_bytes<const int32_t*>(kAttnQueries);
   return scratch_array_bytes<RowRun>(query.n_tokens) + scratch_array_bytes<JobMemory>(query.n_workers) +
          query.n_workers * job + 2 * scratch_array_bytes<AttnJob>(query.n_workers);
 }

@@ -39,7 +39,16 @@ void attention_extents(const Plan& plan, const strata_op& op, Extents& e) {
   e.in(0, n_head * layer.head_k);
   e.in(1, int64_t{layer.n_head_kv} * layer.head_k);
   e.in(2, int64_t{layer.n_head_kv} * layer.head_v);
+  if (op.in[3] >= 0) e.in(3, plan.buffers[op.in[3]].width);
   e.result(0, n_head * layer.head_v);
+}
+
+void index_extents(const Plan& plan, const strata_op& op, Extents& e) {
+  const int64_t n_head = op.i[STRATA_INDEX_I_N_HEAD], head = plan.kv_layers[op.i[STRATA_INDEX_I_KV_LAYER]].head_k;
+  e.in(0, n_head * head);
+  e.in(1, head);
+  e.in(2, n_head);
+  e.result(0, int64_t{1} + op.i[STRATA_INDEX_I_TOP_K]);
 }
 
 void expert_extents(const Plan& plan, const strata_op& op, Extents& e) {
@@ -145,6 +154,9 @@ int32_t op_extents(const Plan& plan, const strata_op& op, Extent* extents) {
       break;
     case STRATA_OP_ATTENTION:
       attention_extents(plan, op, e);
+      break;
+    case STRATA_OP_INDEX:
+      index_extents(plan, op, e);
       break;
     case STRATA_OP_ROUTER:
       e.in(0, op.i[STRATA_ROUTER_I_N_EXPERT]);

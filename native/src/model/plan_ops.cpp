@@ -12,16 +12,16 @@ const Kind kKinds[] = {
     {nullptr, 0, 0, 0, 0, 0, 0, 0, 0},       {"EMBED", 0, 0, 1, 0, 1, 0, 0, 1},
     {"NORM", 1, 0, 1, 0, 0, 3, 8, 1},        {"LINEAR", 1, 0, 1, 14, 1, 0xffe, 1, 0},
     {"HEAD_LINEAR", 1, 0, 1, 0, 1, 0, 5, 0}, {"ROPE", 1, 0, 1, 0, 0, 0, 4, 0},
-    {"COPY", 1, 0, 1, 0, 0, 0, 6, 0},        {"ATTENTION", 1, 6, 1, 0, 0, 1, 5, 2},
+    {"COPY", 1, 0, 1, 0, 0, 0, 6, 0},        {"ATTENTION", 1, 14, 1, 0, 0, 1, 5, 2},
     {"ROUTER", 1, 0, 1, 0, 0, 1, 8, 2},      {"EXPERTS", 3, 0, 1, 0, 0, 0, 1, 0},
     {"COMBINE", 3, 12, 1, 0, 0, 0, 3, 0},    {"GLU", 2, 1, 1, 0, 0, 0, 2, 2},
     {"ADD", 1, 2, 1, 0, 0, 0, 1, 2},         {"GATHER", 1, 0, 1, 0, 0, 0, 1, 0},
     {"HEAD", 1, 0, 1, 0, 1, 6, 0, 2},        {"MUL", 3, 0, 1, 0, 0, 0, 3, 0},
     {"CLAMP", 1, 0, 1, 0, 0, 0, 1, 1},       {"TEMPERATURE", 1, 0, 1, 0, 0, 0, 3, 1},
-    {"SCALE", 1, 0, 1, 0, 1, 0, 1, 0},
+    {"SCALE", 1, 0, 1, 0, 1, 0, 1, 0},       {"INDEX", 7, 0, 1, 0, 0, 0, 3, 0},
 };
 constexpr int32_t kLastKind = static_cast<int32_t>(sizeof kKinds / sizeof kKinds[0]) - 1;
-static_assert(kLastKind == STRATA_OP_SCALE, "one row for every op kind");
+static_assert(kLastKind == STRATA_OP_INDEX, "one row for every op kind");
 
 Status check_operands(const Plan& plan, const strata_op& op, const Kind& kind, const Row& row) {
   STRATA_TRY(row.range("layer", op.layer, -1, plan.n_layer - 1));
@@ -218,10 +218,20 @@ Status check_scale(const Check& c) {
   return c.in_place();
 }
 
+Status check_index(const Check& c) {
+  STRATA_TRY(c.tokens("in[0]", c.op.in[0]));
+  STRATA_TRY(c.i_range(STRATA_INDEX_I_KV_LAYER, "i[KV_LAYER]", 0, c.plan.kv_layers.size() - 1));
+  STRATA_TRY(c.i_range(STRATA_INDEX_I_N_HEAD, "i[N_HEAD]", 1, kMaxHeads));
+  STRATA_TRY(c.i_range(STRATA_INDEX_I_TOP_K, "i[TOP_K]", 1, kMaxCols));
+  const strata_kv_layer& layer = c.plan.kv_layers[c.op.i[STRATA_INDEX_I_KV_LAYER]];
+  STRATA_TRY(c.row.equal("i[KV_LAYER]'s n_head_kv", layer.n_head_kv, 1, "an index"));
+  return c.row.equal("i[KV_LAYER]'s v_in_k", layer.v_in_k, 1, "an index");
+}
+
 const CheckFn kChecks[] = {nullptr,       check_embed, check_norm,        check_linear, check_head_linear,
                            check_rope,    check_copy,  check_attention,   check_router, check_experts,
                            check_combine, check_glu,   check_width,       check_gather, check_head,
-                           check_mul,     check_clamp, check_temperature, check_scale};
+                           check_mul,     check_clamp, check_temperature, check_scale,  check_index};
 static_assert(sizeof kChecks / sizeof kChecks[0] == kLastKind + 1, "one check for every op kind");
 
 // ---- operands against buffers, and the order of writes and reads ----------------------------------------------------
@@ -299,6 +309,7 @@ bool same_places(const Plan& plan, const strata_op& op, int32_t k) {
 struct Order {
   Array<uint8_t> written;     // by buffer: something wrote there
   Array<int32_t> router;      // by buffer: the ROUTER op whose result it holds, plus one; 0: none
+  Array<uint8_t> index;       // by buffer: it holds the result of an INDEX
   Array<int32_t> kv_writer;   // by KV layer: the op that stores into it, plus one
   Array<int32_t> set_user;    // by expert set: the EXPERTS op, plus one
   Array<int32_t> state_user;  // by state: the op that updates it, plus one
@@ -324,8 +335,10 @@ Status check_reads(const Plan& plan, const strata_op& op, const Order& order, co
   return STRATA_OK;
 }
 
-Status check_selection(const Plan& plan, const strata_op& op, Order& order, int32_t index, const Row& row) {
-  if (op.kind == STRATA_OP_ATTENTION) {
+// Caches and states have one writer, and an attention's list of keys comes from an INDEX.
+Status check_memory(const strata_op& op, Order& order, int32_t index, const Row& row) {
+  static_assert(STRATA_ATTENTION_I_KV_LAYER == STRATA_INDEX_I_KV_LAYER, "read through one name");
+  if (op.kind == STRATA_OP_ATTENTION || op.kind == STRATA_OP_INDEX) {
     int32_t& writer = order.kv_writer[op.i[STRATA_ATTENTION_I_KV_LAYER]];
     const bool stores = op.in[1] >= 0;
     if (stores == (writer != 0)) {
@@ -334,11 +347,17 @@ Status check_selection(const Plan& plan, const strata_op& op, Order& order, int3
     }
     if (stores) writer = index + 1;
   }
+  if (op.kind == STRATA_OP_ATTENTION && op.in[3] >= 0 && order.index[op.in[3]] == 0)
+    return row.bad("in[3]", op.in[3], "the buffer does not hold the result of an INDEX here");
   if (op.kind >= STRATA_OP_CONV) {
     int32_t& user = order.state_user[op.i[STRATA_CONV_I_STATE]];
     if (user != 0) return row.bad("i[STATE]", op.i[STRATA_CONV_I_STATE], "an earlier op updates this state");
     user = index + 1;
   }
+  return STRATA_OK;
+}
+
+Status check_selection(const Plan& plan, const strata_op& op, Order& order, int32_t index, const Row& row) {
   if (op.kind != STRATA_OP_EXPERTS && op.kind != STRATA_OP_COMBINE) return STRATA_OK;
   const int32_t router = order.router[op.in[1]] - 1;
   if (router < 0) return row.bad("in[1]", op.in[1], "the buffer does not hold the result of a ROUTER here");
@@ -363,9 +382,11 @@ void note_writes(const Plan& plan, const strata_op& op, Order& order, int32_t in
       if (b != op.out[k] && !buffers_meet(plan, plan.buffers[b], plan.buffers[op.out[k]])) continue;
       order.written[b] = 1;
       order.router[b] = 0;
+      order.index[b] = 0;
     }
   }
   if (op.kind == STRATA_OP_ROUTER) order.router[op.out[0]] = index + 1;
+  if (op.kind == STRATA_OP_INDEX) order.index[op.out[0]] = 1;
 }
 
 Status validate_op(const Plan& plan, int32_t index, Order& order, Error& error) {
@@ -380,6 +401,7 @@ Status validate_op(const Plan& plan, int32_t index, Order& order, Error& error) 
   STRATA_TRY(op.kind >= STRATA_OP_CONV ? check_state_op(check) : kChecks[op.kind](check));
   STRATA_TRY(check_extents(plan, op, row));
   STRATA_TRY(check_reads(plan, op, order, row));
+  STRATA_TRY(check_memory(op, order, index, row));
   STRATA_TRY(check_selection(plan, op, order, index, row));
   note_writes(plan, op, order, index);
   return STRATA_OK;
@@ -392,8 +414,8 @@ const char* op_name(int32_t kind) { return kind_of(kind) != nullptr ? kind_of(ki
 Status validate_ops(const Plan& plan, Error& error) {
   Order order;
   if (!order.written.resize(plan.buffers.size()) || !order.router.resize(plan.buffers.size()) ||
-      !order.kv_writer.resize(plan.kv_layers.size()) || !order.set_user.resize(plan.expert_sets.size()) ||
-      !order.state_user.resize(plan.states.size())) {
+      !order.index.resize(plan.buffers.size()) || !order.kv_writer.resize(plan.kv_layers.size()) ||
+      !order.set_user.resize(plan.expert_sets.size()) || !order.state_user.resize(plan.states.size())) {
     return error.fail(STRATA_E_MEMORY, "no memory to check the ops");
   }
   if (plan.buffers.size() > 0 && plan.ops.size() > (int64_t{1} << 30) / plan.buffers.size()) {
