@@ -10,7 +10,7 @@ TOOLS := $(VENV)/.installed
 NATIVE := $(shell find native -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt 2>/dev/null)
 ARGS ?=
 
-.PHONY: help serve test lint format native-tests sanitize neon fuzz gpu slow bench wheel clean docs archs
+.PHONY: help serve test lint format native-tests sanitize neon fuzz soak emulate gpu slow bench wheel clean docs archs
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -59,13 +59,15 @@ format: $(VENV)/.lint ## rewrite sources in the house's format
 	$(VENV)/bin/ruff format -q .
 	$(VENV)/bin/clang-format -i $$(find native -name '*.cpp' -o -name '*.h')
 
-sanitize: $(VENV)/.strata-dev ## native tests under ASan and UBSan, pool and queue under TSan (about ten minutes)
+sanitize: $(VENV)/.strata-dev ## native tests under ASan and UBSan, pool, queue and sim device under TSan (about ten minutes)
 	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH cmake -S native -B build/asan -G Ninja -DSTRATA_TESTS=ON -DSTRATA_SANITIZE=address,undefined >/dev/null
 	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH ninja -C build/asan libstrata_test.so | tail -n 1
 	NATIVE_TESTS=build/asan LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 $(PY) -m pytest tests/native $(ARGS)
 	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH cmake -S native -B build/tsan -G Ninja -DSTRATA_TESTS=ON -DSTRATA_SANITIZE=thread >/dev/null
-	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH ninja -C build/tsan test_pool bench_decode | tail -n 1
+	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH ninja -C build/tsan test_pool bench_decode libstrata_test.so | tail -n 1
+	NATIVE_TESTS=build/tsan LD_PRELOAD="$$($(CXX) -print-file-name=libtsan.so)" TSAN_OPTIONS=exitcode=66 \
+	  $(PY) -m pytest tests/native/test_engine_sim.py -p no:cacheprovider
 	build/tsan/test_pool
 	build/tsan/bench_decode 2 3 1 300 4 tiny && build/tsan/bench_decode 2 3 40 0 2 tiny
 
@@ -73,6 +75,15 @@ neon: $(VENV)/.strata ## compile the library for 64-bit ARM (needs: sudo apt ins
 	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH cmake -S native -B build/neon -G Ninja -DCMAKE_SYSTEM_NAME=Linux \
 	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ >/dev/null
 	@PATH=$(CURDIR)/$(VENV)/bin:$$PATH ninja -C build/neon | tail -n 1
+
+soak: $(VENV)/.strata ## mixed requests with aborts for SECS seconds (3600) on BACKEND (sim): equal answers, no hang, no leak
+	$(PY) tools/soak.py --seconds $(or $(SECS),3600) --backend $(or $(BACKEND),sim) $(MODEL)
+
+emulate: $(VENV)/.strata-dev native-tests ## the CUDA backend's whole-model tests on a driver that runs kernels on the CPU (slow)
+	@mkdir -p $(NATIVE_TESTS)/emulator/home
+	LD_LIBRARY_PATH=$(CURDIR)/$(NATIVE_TESTS)/emulator STRATA_ENGINE_NVRTC_PATH=$(CURDIR)/$(NATIVE_TESTS)/emulator/libnvrtc.so.12 \
+	  STRATA_ENGINE_DEADLINE_SCALE=100 STRATA_ENGINE_N_THREADS=1 HOME=$(CURDIR)/$(NATIVE_TESTS)/emulator/home \
+	  $(PY) -m pytest -m gpu tests/gpu/test_cuda_model.py -p no:cacheprovider $(ARGS)
 
 fuzz: $(VENV)/.strata-dev ## mutated model files against the reader for SECS seconds (300)
 	$(PY) tools/fuzz_gguf.py --seconds $(or $(SECS),300)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 from pathlib import Path
 
@@ -39,6 +40,24 @@ def resident_bytes() -> int:
     """Anonymous and private memory of this process that is in RAM now (mapped model files are not counted)."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return (int(fields["RssAnon"].split()[0]) + int(fields["RssShmem"].split()[0])) << 10
+
+
+def nvrtc_folder() -> str | None:
+    """Folder of the installed NVRTC package (the extra strata-moe[cuda]); None: not installed."""
+    try:
+        spec = importlib.util.find_spec("nvidia.cuda_nvrtc")
+    except ModuleNotFoundError:
+        return None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return str(Path(next(iter(spec.submodule_search_locations))) / "lib")
+
+
+def cache_folder(name: str = "") -> Path:
+    """The user's folder of what can be made again, or one inside it; made when it is missing."""
+    folder = Path.home() / ".cache" / "strata" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def describe_machine(tier: str, n_cpu: int) -> Machine:

@@ -16,9 +16,20 @@ from strata.arch.plan import plan as make_plan
 from strata.arch.plan_tables import ModelPlan
 from strata.arch.registry import Registry
 from strata.arch.spec import Arch
-from strata.config import Config
+from strata.calibration import calibrate
+from strata.config import Config, EngineConfig
 from strata.engine.backend import KV_BLOCK_TOKENS
-from strata.engine.budget import Ledger, Line, Place, choose_ctx, gib_text, n_kv_blocks, ram_limit
+from strata.engine.budget import (
+    Ledger,
+    Line,
+    Place,
+    choose_ctx,
+    gib_text,
+    n_kv_blocks,
+    ram_limit,
+)
+from strata.engine.placement import hit_share
+from strata.engine.prediction import Prediction, Rates, predict
 from strata.errors import ConfigError, ModelError
 from strata.ffi.library import Library
 from strata.ffi.native import EngineBytes, EngineOptions, NativeModel
@@ -26,6 +37,15 @@ from strata.gguf.inventory import fingerprint
 from strata.gguf.reader import GgufFile, read_gguf
 from strata.machine import machine_memory, resident_bytes
 from strata.models import demo_model_path
+from strata.placing import (
+    OpPlace,
+    Placed,
+    Placement,
+    device_lines,
+    device_options,
+    op_places,
+    place_on_device,
+)
 from strata.text.chat import RESERVED_VARIABLES, ChatTemplate
 from strata.text.tokenizer import Tokenizer
 
@@ -102,6 +122,9 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     n_ctx: int
     load_mode: str
     trace_path: str | None  # where the routing of every step goes
+    engine: EngineConfig
+    placed: Placed | None  # None: no expert has a slot
+    rates: Rates | None  # of the machine; measured where there is a GPU
     report: Report | None
 
 
@@ -146,6 +169,11 @@ def inspect(config: Config, source: Source) -> Binding:
     return inspect_binding(source.arch(config), source.file)
 
 
+def where_ops_run(config: Config, source: Source) -> tuple[OpPlace, ...]:
+    """Of a file whose tensors fit its architecture. Raises: ModelError."""
+    return op_places(config.engine, make_plan(bind(source.arch(config), source.file), n_batch=1, n_outputs_max=1))
+
+
 # ---- planning ---------------------------------------------------------------------------------------------------
 
 
@@ -163,35 +191,36 @@ def prepare(config: Config, source: Source, shape: Shape, report: Report | None 
         _ = source.tokenizer  # part of what the process holds
     limit, limit_source = ram_limit(machine_memory(), config.engine.ram_limit_bytes or None)
     base_bytes = resident_bytes()
-    with NativeModel(library, probe) as model:
-        per_block = model.measure(EngineOptions(n_threads=1, n_kv_blocks=1, kv_type=kv_type)).kv
     room = limit - probe.weights_bytes - probe.activations_bytes - base_bytes
-    n_ctx, note = _context(config, shape, bound.n_ctx_train, per_block, room)
+    n_ctx, note = _context(config, shape, bound.n_ctx_train, _kv_bytes_per_block(library, probe, kv_type), room)
     model_plan = make_plan(bound, n_batch=n_batch, n_outputs_max=n_outputs, n_ctx=n_ctx)
     n_tokens = max(config.engine.n_kv_tokens, n_ctx) if shape.n_ctx is None else n_ctx
+    rates = calibrate(library, config.engine.device) if config.engine.backend == "cuda" else None
     run = EngineOptions(
         kv_type=kv_type,
         n_kv_blocks=n_kv_blocks(n_tokens),
         max_seqs=shape.max_seqs,
         n_state_slots=shape.max_seqs if model_plan.states else 0,
-        n_threads=config.engine.n_threads or library.cpu_count,
+        n_threads=config.engine.n_threads or (rates.n_threads if rates is not None else library.cpu_count),
         poison=config.engine.poison,
         spin_us=config.engine.spin_us,
+        **device_options(config.engine),
     )
     with NativeModel(library, model_plan) as model:
+        placement = place_on_device(config.engine, library, model, run, source.fingerprint)
+        run = placement.run
         sizes = model.measure(run)
-    mode, mapped = _load_mode(config, source, model_plan, limit - base_bytes - sizes.kv - sizes.state - sizes.scratch)
-    notes = [note] if note else []
-    if model_plan.states:
-        notes.append("the model has recurrent states: each prompt is computed whole, earlier ones are not reused")
-    if mapped:
-        notes.append("the experts stay in the mapped file in its own layout: the same bits, but slower")
-    if shape.text:
-        notes.extend(source.tokenizer.notes)
+    beside = sizes.kv + sizes.state + sizes.scratch + sizes.shared + (sizes.device if run.device == "sim" else 0)
+    mode, mapped = _load_mode(config, source, model_plan, limit - base_bytes - beside)
+    if mapped and placement.placed is not None:
+        raise ConfigError("experts that stay in the mapped file cannot be copied to a device; use --cpu-moe")
+    notes = _notes(source, shape, model_plan, placement, note, mapped)
     ledger = Ledger(
-        lines=_lines(model_plan, run, sizes, base_bytes, mapped),
+        lines=_lines(model_plan, placement, sizes, base_bytes, mapped),
         ram_limit_bytes=limit,
         ram_limit_source=limit_source,
+        vram_limit_bytes=placement.limit_bytes,
+        vram_limit_source=placement.limit_source,
         notes=tuple(notes),
     )
     return Prepared(
@@ -203,12 +232,30 @@ def prepare(config: Config, source: Source, shape: Shape, report: Report | None 
         n_ctx=n_ctx,
         load_mode=mode,
         trace_path=config.engine.trace_path,
+        engine=config.engine,
+        placed=placement.placed,
+        rates=rates,
         report=report,
     )
 
 
-def _lines(plan: ModelPlan, run: EngineOptions, sizes: EngineBytes, base_bytes: int, mapped: int) -> tuple[Line, ...]:
+def _notes(
+    source: Source, shape: Shape, plan: ModelPlan, placement: Placement, note: str | None, mapped: int
+) -> list[str]:
+    """What the user should know about the plan."""
+    notes = [*([note] if note else []), *(placement.placed.notes if placement.placed is not None else ())]
+    if plan.states:
+        notes.append("the model has recurrent states: each prompt is computed whole, earlier ones are not reused")
+    if mapped:
+        notes.append("the experts stay in the mapped file in its own layout: the same bits, but slower")
+    if shape.text:
+        notes.extend(source.tokenizer.notes)
+    return notes
+
+
+def _lines(plan: ModelPlan, placement: Placement, sizes: EngineBytes, base_bytes: int, mapped: int) -> tuple[Line, ...]:
     """Who holds how much; owners of nothing are left out."""
+    run = placement.run
     n_tokens = run.n_kv_blocks * KV_BLOCK_TOKENS
     lines = [
         Line(name="process", place=Place.RAM, n_bytes=base_bytes, note="Python and its libraries"),
@@ -220,6 +267,7 @@ def _lines(plan: ModelPlan, run: EngineOptions, sizes: EngineBytes, base_bytes: 
             name="activations", place=Place.RAM, n_bytes=sizes.activations, note=f"steps of up to {plan.n_batch} tokens"
         ),
         Line(name="scratch", place=Place.RAM, n_bytes=sizes.scratch, note=f"{run.n_threads} threads"),
+        *device_lines(run, sizes, placement.context_bytes),
         Line(name="experts in the file", place=Place.MAPPED, n_bytes=mapped, note="page cache"),
     ]
     return tuple(line for line in lines if line.n_bytes)
@@ -230,14 +278,36 @@ def prepare_serving(config: Config, source: Source, report: Report | None = None
     return prepare(config, source, Shape(kv_type="f16", max_seqs=config.engine.n_parallel, text=True), report)
 
 
+def predicted(prepared: Prepared) -> Prediction | None:
+    """How fast one sequence should decode at first; None where nothing was measured."""
+    plan, placed = prepared.plan, prepared.placed
+    if prepared.rates is None:
+        return None
+    per_token = sum(experts.n_used * experts.slot_bytes for experts in plan.expert_sets)
+    share = 0.0
+    if placed is not None:
+        heat = placed.heat.values()
+        share = hit_share(heat if heat.any() else placed.experts.exists.astype(float), placed.chosen)
+    return predict(
+        prepared.rates,
+        dense_bytes=max(plan.read_bytes_per_token - per_token, 0),
+        expert_bytes=per_token,
+        hit_share=share,
+        n_expert_layers=len(plan.expert_sets),
+        n_ops=len(plan.ops),
+    )
+
+
 def plan_text(prepared: Prepared) -> str:
     """The plan as people read it."""
     plan, run = prepared.plan, prepared.run
+    speed = predicted(prepared)
     return "\n".join(
         (
             f"{prepared.source.label}: {plan.arch}, {plan.n_layer} layers, {len(plan.expert_sets)} with experts",
             f"  reads {gib_text(plan.read_bytes_per_token)} of weights per decoded token",
             f"  {run.n_threads} threads, context {prepared.n_ctx}, {run.max_seqs} sequences, KV {run.kv_type}",
+            *(() if speed is None else (f"  predicted at first: {speed.text()}",)),
             "memory",
             prepared.ledger.text(),
         )
@@ -251,6 +321,11 @@ def _step_sizes(config: Config, shape: Shape, n_vocab: int) -> tuple[int, int]:
         n_batch = max(1, min(n_batch, _LOGITS_BYTES_MAX // (4 * n_vocab), shape.n_ctx or n_batch))
         return n_batch, n_batch
     return max(n_batch, shape.max_seqs), shape.max_seqs
+
+
+def _kv_bytes_per_block(library: Library, plan: ModelPlan, kv_type: str) -> int:
+    with NativeModel(library, plan) as model:
+        return model.measure(EngineOptions(n_threads=1, n_kv_blocks=1, kv_type=kv_type)).kv
 
 
 def _context(config: Config, shape: Shape, n_ctx_train: int, per_block: int, room: int) -> tuple[int, str | None]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 import socket
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +19,21 @@ import trio
 from tqdm import tqdm
 
 from strata import __version__
+from strata.arch.plan_tables import ModelPlan
 from strata.config import Config
 from strata.engine.backend import Backend
+from strata.engine.cached import CachedBackend, fill_slots
+from strata.engine.expert_cache import ExpertCache
 from strata.engine.loop import Engine
+from strata.engine.swaps import LinkLoad, SwapBudget, swap_rate
 from strata.engine.trace import TraceWriter
 from strata.engine.traced import TracedBackend, trace_header
 from strata.errors import ConfigError, StrataError
 from strata.ffi.library import Library
 from strata.ffi.native import NativeBackend, NativeModel
 from strata.gguf.quants import GROUP_ROWS, row_bytes
-from strata.planning import Prepared, Report, Shape, Source, plan_text, prepare, prepare_serving
+from strata.placing import Placed, save_profile
+from strata.planning import Prepared, Report, Shape, Source, plan_text, predicted, prepare, prepare_serving
 from strata.server.access import read_keys
 from strata.server.app import App, build_app
 from strata.server.listen import Shutdown, open_listener, shutdown_on_signals
@@ -41,6 +48,7 @@ from strata.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from strata.synthetic import SyntheticModel
 
+_SWAP_BURST = 8  # experts whose copies the swap budget may save up
 _FILL_BYTES = 8 << 20  # of a synthetic model handed over at once
 _STATUS_INTERRUPTED = 130
 _READ_BYTES = 512 << 20  # read by measure_read: several times any cache
@@ -85,18 +93,51 @@ async def open_backend(prepared: Prepared) -> AsyncGenerator[Backend]:
                 bar.update(done_bytes - bar.n)
 
             if source.synthetic is not None:
-                await trio.to_thread.run_sync(_fill, model, source.synthetic, progress)
+                await trio.to_thread.run_sync(_fill, model, source.synthetic, prepared.run.n_threads, progress)
             else:
                 n_threads = prepared.run.n_threads
                 stats = await model.aload(mode=prepared.load_mode, n_threads=n_threads, on_progress=progress)
                 if stats.direct_refused and prepared.report is not None:
                     prepared.report("note: direct reads were refused for this file; plain reads took their place")
-        n_ctx = prepared.n_ctx
-        backend = NativeBackend(model, prepared.run, n_ctx=n_ctx, capture_routing=trace is not None)
+        capture = trace is not None or prepared.placed is not None
+        native = NativeBackend(model, prepared.run, n_ctx=prepared.n_ctx, capture_routing=capture)
         try:
+            backend: Backend = native
+            if prepared.placed is not None:
+                backend = await _with_cache(native, prepared, prepared.placed)
             yield backend if trace is None else TracedBackend(backend, trace)
         finally:
-            await backend.aclose()
+            await native.aclose()
+        if prepared.placed is not None and prepared.engine.profile_path is not None:
+            save_profile(prepared.engine.profile_path, prepared.plan, prepared.placed, source.fingerprint, source.name)
+
+
+async def _with_cache(native: NativeBackend, prepared: Prepared, placed: Placed) -> CachedBackend:
+    """The backend with its first experts resident, their copies behind a progress bar."""
+    config, threads, rates = prepared.engine, prepared.run.n_threads, prepared.rates
+    rate = config.swap_budget
+    if rate == 0 and placed.adapt:
+        read = rates.ram if rates is not None else await trio.to_thread.run_sync(measure_read, threads)
+        link = rates.link if rates is not None else read
+        load = LinkLoad(link_bytes_per_s=link, link_busy_frac=0.0, ram_bytes_per_s=read, ram_busy_frac=1.0)
+        rate = round(swap_rate(load))
+    largest = max(placed.experts.slot_bytes)
+    cache = ExpertCache(
+        placed.experts,
+        placed.split,
+        SwapBudget(float(rate), _SWAP_BURST * largest, time.monotonic()),
+        heat=placed.heat,
+        adapt=placed.adapt,
+    )
+    backend = CachedBackend(native, cache, swap_every_step=config.swap_every_step, predicted=predicted(prepared))
+    n_first = int(placed.chosen.sum())
+    with tqdm(total=n_first, desc="filling slots", unit="expert", delay=0.5) as bar:
+
+        def filled(n: int) -> None:
+            bar.update(n - bar.n)
+
+        await fill_slots(native, cache, placed.chosen, filled)
+    return backend
 
 
 @contextmanager
@@ -111,22 +152,45 @@ def _open_trace(prepared: Prepared) -> Generator[TraceWriter | None]:
         yield trace
 
 
-def _fill(model: NativeModel, source: SyntheticModel, progress: Callable[[int, int], None]) -> None:
-    """Generate a synthetic model's weights straight into the arena, piece by piece."""
+def _fill(model: NativeModel, source: SyntheticModel, n_threads: int, progress: Callable[[int, int], None]) -> None:
+    """Generate a synthetic model's weights straight into the arena, piece by piece, on several threads."""
     model.reserve()
     total, done = model.plan.weights_bytes, 0
-    for index, tensor in enumerate(model.plan.tensors):
+    with ThreadPoolExecutor(n_threads) as executor:
+        under_way: deque[Future[int]] = deque()
+        try:
+            for piece in _pieces(model.plan, source):
+                under_way.append(executor.submit(_fill_piece, model, source, piece))
+                if len(under_way) >= 2 * n_threads:
+                    done += under_way.popleft().result()
+                    progress(done, total)
+                    trio.from_thread.check_cancelled()
+            for future in under_way:
+                done += future.result()
+                progress(done, total)
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+
+_Piece = tuple[int, int, int, int, int]  # tensor, matrix, its first row, rows, first row in the synthetic tensor
+
+
+def _pieces(plan: ModelPlan, source: SyntheticModel) -> Generator[_Piece]:
+    for index, tensor in enumerate(plan.tensors):
         row = row_bytes(tensor.type, tensor.n_cols)
         first = (tensor.file_offset - source.tensors[tensor.name].offset) // row
         n_rows = max(min(tensor.n_rows, _FILL_BYTES // row // GROUP_ROWS * GROUP_ROWS), GROUP_ROWS)
         for mat in range(tensor.n_mats):
             start = first + mat * (tensor.file_stride_bytes // row)
             for at in range(0, tensor.n_rows, n_rows):
-                n = min(n_rows, tensor.n_rows - at)
-                model.fill(index, mat, at, n, source.tensor_bytes(tensor.name, start + at, n))
-                done += n * row
-                progress(done, total)
-                trio.from_thread.check_cancelled()
+                yield index, mat, at, min(n_rows, tensor.n_rows - at), start + at
+
+
+def _fill_piece(model: NativeModel, source: SyntheticModel, piece: _Piece) -> int:
+    index, mat, at, n, first = piece
+    rows = source.tensor_bytes(model.plan.tensors[index].name, first, n)
+    model.fill(index, mat, at, n, rows)
+    return rows.nbytes
 
 
 @asynccontextmanager

@@ -7,11 +7,14 @@ cd "$(dirname "$0")/.."
 NVRTC=${1:-}
 BUILD=${2:-build/gpu-kernels}
 cmake -S native -B "$BUILD" -G Ninja -DSTRATA_TESTS=ON >/dev/null
-ninja -C "$BUILD" test_cuda_ops test_cuda_kernels bench_cuda | tail -n 1
+ninja -C "$BUILD" test_cuda_ops test_cuda_gpu test_cuda_mailbox test_cuda_attention test_cuda_kernels bench_cuda | tail -n 1
 CACHE=$BUILD/cubins
 mkdir -p "$CACHE" "$BUILD/logs"
 
 "$BUILD/test_cuda_ops" "$NVRTC" "$CACHE"
+"$BUILD/test_cuda_gpu" "$NVRTC" "$CACHE"
+"$BUILD/test_cuda_mailbox" "$NVRTC" "$CACHE"
+"$BUILD/test_cuda_attention" "$NVRTC" "$CACHE"
 "$BUILD/test_cuda_kernels" "$NVRTC" "$CACHE" short | tail -n 1
 
 declare -A RUNNING
@@ -28,7 +31,7 @@ cat "$BUILD"/logs/*.txt | grep compared | awk '{n += $1} END {print n " values c
 
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck; do
-    for program in test_cuda_ops test_cuda_kernels; do
+    for program in test_cuda_ops test_cuda_gpu test_cuda_attention test_cuda_kernels; do
       compute-sanitizer --tool "$tool" --error-exitcode 9 "$BUILD/$program" "$NVRTC" "$CACHE" short | tail -n 1
     done
   done

@@ -358,6 +358,20 @@ int32_t strata_cpu_count(void);    /* processors this process may use: affinity 
 /* Reads `bytes` of touched memory with n_threads, several times; best rate in bytes per second. Blocks for about 1 s. */
 int32_t strata_measure_read(int32_t n_threads, int64_t bytes, double* bytes_per_s);
 
+typedef struct strata_gpu {
+  uint32_t struct_size;
+  int32_t sm; /* compute capability: 89 is 8.9 */
+  int32_t n_multiprocessors;
+  int32_t reserved;
+  int64_t total_bytes;
+  int64_t free_bytes; /* beside all that runs on it now, this process's own context included */
+  char name[128];
+} strata_gpu;
+/* STRATA_E_UNSUPPORTED: no driver, no such GPU, or too old a one; the text says which. */
+int32_t strata_gpu_info(int32_t ordinal, strata_gpu* gpu);
+/* Rates of large transfers, the best of several, in bytes per second. Blocks for about 0.2 s and takes 512 MiB of the card. */
+int32_t strata_gpu_measure(int32_t ordinal, double* memory_read_per_s, double* link_per_s);
+
 /* ---- model ------------------------------------------------------------------------------------------------------ */
 
 typedef struct strata_model strata_model;
@@ -399,6 +413,10 @@ typedef struct strata_engine strata_engine;
 #define STRATA_KV_F16 1
 #define STRATA_KV_Q8_0 8
 #define STRATA_KV_BLOCK_TOKENS 64
+/* What computes beside the CPU. SIM: a thread with memory of its own that speaks the protocol of a GPU (tests). */
+#define STRATA_DEVICE_CPU 0
+#define STRATA_DEVICE_SIM 1
+#define STRATA_DEVICE_CUDA 2
 typedef struct strata_engine_config {
   uint32_t struct_size;
   int32_t n_threads;     /* workers of one step, the engine thread included; 1..256, more than strata_cpu_count() is slow */
@@ -412,6 +430,17 @@ typedef struct strata_engine_config {
   int32_t queue_steps;   /* submitted steps not yet polled; power of two, 1..64 */
   int64_t step_deadline_us; /* a step that takes longer fails with STRATA_E_DEADLINE, looked at between ops; 0: none. Also
                                how long a finished worker waits for the others before the engine is dead; with 0: 30 s */
+  int32_t device;          /* STRATA_DEVICE_*; the fields below are for SIM and CUDA */
+  int32_t ordinal;         /* of the GPU */
+  int32_t n_classes;       /* size classes of slots; 0: no slots, every expert is computed by the CPU */
+  int32_t reserved;
+  const int32_t* class_of_set; /* [n_expert_sets] class of each set; all sets of a class have equal slot_bytes */
+  const int32_t* n_slots;      /* [n_classes]; slots are numbered class by class */
+  int64_t handoff_deadline_us; /* how long a device waits for missed experts, for every 8 tokens of a step; 0: 900 ms */
+  int64_t vram_limit_bytes;    /* most that the engine may hold on the card, context included; 0: what is free */
+  int64_t pin_limit_bytes;     /* most RAM that is page-locked for copies of experts; the others go through a ring */
+  const char* nvrtc_path;      /* NVRTC's library or folder; NULL: the system's */
+  const char* cubin_cache;     /* folder for compiled kernels; NULL: none */
 } strata_engine_config;
 
 typedef struct strata_engine_bytes {
@@ -421,6 +450,9 @@ typedef struct strata_engine_bytes {
   int64_t kv;
   int64_t scratch; /* rounded activations, routing tables, sampler, per-thread buffers */
   int64_t state;   /* recurrent states of all slots */
+  int64_t device;  /* on the device: dense weights, activations, KV cache, slots; 0: no device */
+  int64_t slots;   /* of `device`, the slots */
+  int64_t shared;  /* host memory that both sides see: mailbox and payloads */
 } strata_engine_bytes;
 
 /* Sampling of one output row. Order: bias, mask, penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC,
@@ -494,7 +526,9 @@ typedef struct strata_completion {
   int64_t weight_bytes; /* bytes of weights read from RAM by the CPU for this step */
   int64_t kv_bytes;
   int64_t expert_rows;     /* (token, expert) pairs computed */
-  int64_t experts_touched; /* distinct (layer, expert) pairs */
+  int64_t experts_touched; /* distinct (layer, expert) pairs; with a device: those that the CPU computed */
+  int64_t expert_hits;     /* (token, expert) pairs that the device computed from its slots */
+  int64_t handoff_wait_ns; /* time the CPU waited for doorbells */
 } strata_completion;
 
 typedef struct strata_engine_stats {
@@ -504,6 +538,7 @@ typedef struct strata_engine_stats {
   int32_t op;
   int64_t heartbeat_age_ns; /* since the engine thread last made progress */
   int64_t steps, tokens, failed_steps, aborted_steps;
+  int64_t pinned_bytes; /* experts in page-locked RAM */
   int64_t weight_bytes, run_ns;
   int64_t sleeps, wakes; /* of pool workers */
 } strata_engine_stats;
@@ -525,6 +560,26 @@ int32_t strata_engine_close(strata_engine* engine);
 int32_t strata_engine_kv_copy(strata_engine* engine, int32_t from, int32_t to);
 /* Copies the states of slot `from`, and the position they have reached, over slot `to`. Between steps only. */
 int32_t strata_engine_state_copy(strata_engine* engine, int32_t from, int32_t to);
+
+/* Expert slots. A copy starts at once beside running steps and never blocks; the slot must not be named by the table. Copies
+ * end in order: strata_experts_copied gives the number of the newest that has ended with all before it. */
+typedef struct strata_slot_entry {
+  int32_t set;
+  int32_t expert;
+  int32_t slot; /* -1: not resident */
+} strata_slot_entry;
+int32_t strata_experts_copy(strata_engine* engine, int32_t set, int32_t expert, int32_t slot, uint64_t* number);
+int32_t strata_experts_copied(strata_engine* engine, uint64_t* number);
+/* Changes table entries; between steps only. All or none. */
+int32_t strata_experts_commit(strata_engine* engine, const strata_slot_entry* entries, int32_t n);
+/* Times of jobs with missed experts since the engine was opened: bins[i] counts 2^(i/4) ns .. 2^((i+1)/4) ns, the last one
+ * all that is longer. OVERHEAD: from the device's first payload word to its last read row, less COMPUTE; COMPUTE: from the
+ * doorbell seen to the done word, on the CPU; WAIT: how long the CPU had waited for that doorbell. */
+#define STRATA_HANDOFF_BINS 160
+#define STRATA_HANDOFF_OVERHEAD 0
+#define STRATA_HANDOFF_COMPUTE 1
+#define STRATA_HANDOFF_WAIT 2
+int32_t strata_engine_handoffs(strata_engine* engine, int32_t kind, int64_t* bins);
 
 /* cffi: end */
 /* clang-format on */

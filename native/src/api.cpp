@@ -6,6 +6,7 @@
 #include "base/measure.h"
 #include "base/threads.h"
 #include "cpu/kernels.h"
+#include "cuda/gpu_info.h"
 #include "handles.h"
 #include "strata.h"
 
@@ -53,6 +54,7 @@ STRATA_API int64_t strata_struct_bytes(const char* name) {
       STRATA_STRUCT(strata_load_stats), STRATA_STRUCT(strata_engine_config), STRATA_STRUCT(strata_engine_bytes),
       STRATA_STRUCT(strata_sample),     STRATA_STRUCT(strata_sampled),       STRATA_STRUCT(strata_step),
       STRATA_STRUCT(strata_completion), STRATA_STRUCT(strata_engine_stats),  STRATA_STRUCT(strata_state),
+      STRATA_STRUCT(strata_slot_entry), STRATA_STRUCT(strata_gpu),
   };
 #undef STRATA_STRUCT
   for (const auto& row : kStructs) {
@@ -192,6 +194,19 @@ STRATA_API int32_t strata_model_close(strata_model* model) {
   return STRATA_OK;
 }
 
+STRATA_API int32_t strata_gpu_info(int32_t ordinal, strata_gpu* gpu) {
+  Error& error = begin();
+  STRATA_TRY(check_struct(error, "gpu", gpu));
+  return strata::cuda::gpu_info(ordinal, *gpu, error);
+}
+
+STRATA_API int32_t strata_gpu_measure(int32_t ordinal, double* memory_read_per_s, double* link_per_s) {
+  Error& error = begin();
+  if (memory_read_per_s == nullptr) return null_argument(error, "memory_read_per_s");
+  if (link_per_s == nullptr) return null_argument(error, "link_per_s");
+  return strata::cuda::gpu_measure(ordinal, memory_read_per_s, link_per_s, error);
+}
+
 STRATA_API int32_t strata_engine_measure(const strata_model* model, const strata_engine_config* config,
                                          strata_engine_bytes* bytes) {
   Error& error = begin();
@@ -280,6 +295,33 @@ STRATA_API int32_t strata_engine_state_copy(strata_engine* engine, int32_t from,
   Error& error = begin();
   if (engine == nullptr) return null_argument(error, "engine");
   return engine->engine.state_copy(from, to, error);
+}
+
+STRATA_API int32_t strata_experts_copy(strata_engine* engine, int32_t set, int32_t expert, int32_t slot, uint64_t* number) {
+  Error& error = begin();
+  if (engine == nullptr) return null_argument(error, "engine");
+  if (number == nullptr) return null_argument(error, "number");
+  return engine->engine.experts_copy(set, expert, slot, number, error);
+}
+
+STRATA_API int32_t strata_experts_copied(strata_engine* engine, uint64_t* number) {
+  Error& error = begin();
+  if (engine == nullptr) return null_argument(error, "engine");
+  if (number == nullptr) return null_argument(error, "number");
+  return engine->engine.experts_copied(number, error);
+}
+
+STRATA_API int32_t strata_experts_commit(strata_engine* engine, const strata_slot_entry* entries, int32_t n) {
+  Error& error = begin();
+  if (engine == nullptr) return null_argument(error, "engine");
+  return engine->engine.experts_commit(entries, n, error);
+}
+
+STRATA_API int32_t strata_engine_handoffs(strata_engine* engine, int32_t kind, int64_t* bins) {
+  Error& error = begin();
+  if (engine == nullptr) return null_argument(error, "engine");
+  if (bins == nullptr) return null_argument(error, "bins");
+  return engine->engine.handoffs(kind, bins, error);
 }
 
 }  // extern "C"

@@ -1,7 +1,9 @@
 // The CUDA kernels that read weights, against the scalar CPU kernels, bit for bit: every type, odd row counts, 1 to 8
-// tokens.
+// tokens; more with the batched kernels of the packed types.
 //
 // test_cuda_kernels [NVRTC library or folder] [cache folder] [short | all] [GGML type number]; exit code 77: no GPU here.
+#include <algorithm>
+
 #include "cuda_kit.h"
 
 namespace {
@@ -84,7 +86,12 @@ void compare_acts(const Case& c, const Inputs& in) {
   }
 }
 
-int64_t blocks_of(const Case& c) { return (c.n_rows + c.kernels->rows_per_block - 1) / c.kernels->rows_per_block; }
+bool is_batched(const Case& c) { return c.n_tokens > cuda::kFewTokens; }
+int64_t tiles_of(const Case& c, int64_t tokens) { return (c.n_tokens + tokens - 1) / tokens; }
+int64_t blocks_of(const Case& c) {
+  const int64_t rows = is_batched(c) ? cuda::kTileRows : c.kernels->rows_per_block;
+  return (c.n_rows + rows - 1) / rows;
+}
 
 // Two matrices in one launch, the second with scale, bias and softcap off and on.
 void test_linear(Gpu& gpu, const Case& c, const Inputs& in, const std::vector<uint8_t>& packed,
@@ -108,8 +115,13 @@ void test_linear(Gpu& gpu, const Case& c, const Inputs& in, const std::vector<ui
   args.act_stride = in.gpu_stride;
   args.factor = 1.0f;
   args.softcap = c.n_tokens % 2 == 0 ? 30.0f : 0.0f;
-  gpu.launch(c.kernels->linear, cuda::linear_kernel(*c.kernels, args.n_tokens), 2 * blocks_of(c), 1,
-             cuda::linear_threads(*c.kernels, args.n_tokens), 0, args);
+  if (is_batched(c)) {
+    gpu.launch(c.kernels->batch, "k_linear_batch", 2 * blocks_of(c), tiles_of(c, cuda::kTileTokens), cuda::kBatchThreads, 0,
+               args);
+  } else {
+    gpu.launch(c.kernels->linear, cuda::linear_kernel(*c.kernels, args.n_tokens), 2 * blocks_of(c),
+               tiles_of(c, cuda::kMaxTokens), cuda::linear_threads(*c.kernels, args.n_tokens), 0, args);
+  }
   std::vector<float> got = y.read(), want = plain, want_z = plain;
   for (size_t i = want.size(); i < got.size(); ++i) {
     if (bits_of(got[i]) != 0x7fc00000u)
@@ -148,7 +160,16 @@ void test_embed(Gpu& gpu, const Case& c, const std::vector<uint8_t>& packed) {
   }
 }
 
-// Tokens of one task share the expert; its pairs are tokens in reverse order, written to rows of their own.
+// Tasks of one expert, cut as k_gpu_group cuts them.
+std::vector<cuda::ExpertTask> tasks_of(const Case& c, const uint8_t* slot) {
+  const int64_t most = is_batched(c) ? cuda::kTileTokens : cuda::kMaxTokens;
+  std::vector<cuda::ExpertTask> tasks;
+  for (int64_t first = 0; first < c.n_tokens; first += most)
+    tasks.push_back({slot, static_cast<int32_t>(first), static_cast<int32_t>(std::min(most, c.n_tokens - first))});
+  return tasks;
+}
+
+// Tokens of a task share the expert; its pairs are tokens in reverse order, written to rows of their own.
 void test_expert_rows(Gpu& gpu, const Case& c, const Inputs& in, const std::vector<uint8_t>& packed,
                       const std::vector<float>& plain) {
   const auto matrix_bytes = static_cast<int64_t>(packed.size()), bias_bytes = cpu::align64(c.n_rows * 4);
@@ -162,8 +183,10 @@ void test_expert_rows(Gpu& gpu, const Case& c, const Inputs& in, const std::vect
   std::vector<int32_t> pair_in, pair_out;
   for (int32_t t = 0; t < n; ++t) pair_in.push_back(n - 1 - t), pair_out.push_back(2 * t);
   Device<uint8_t> gpu_slot(gpu, slot);
-  Device<int32_t> gpu_in(gpu, pair_in), gpu_out(gpu, pair_out), n_tasks(gpu, std::vector<int32_t>{1});
-  Device<cuda::ExpertTask> tasks(gpu, std::vector<cuda::ExpertTask>{{gpu_slot.get(), 0, n}});
+  const std::vector<cuda::ExpertTask> host_tasks = tasks_of(c, gpu_slot.get());
+  const auto n_host_tasks = static_cast<int32_t>(host_tasks.size());
+  Device<int32_t> gpu_in(gpu, pair_in), gpu_out(gpu, pair_out), n_tasks(gpu, std::vector<int32_t>{n_host_tasks});
+  Device<cuda::ExpertTask> tasks(gpu, host_tasks);
   Device<float> out(gpu, 2 * c.n_tokens * c.n_rows);
   cuda::ExpertArgs args{};
   args.tasks = tasks.get();
@@ -177,8 +200,13 @@ void test_expert_rows(Gpu& gpu, const Case& c, const Inputs& in, const std::vect
   args.out_stride = c.n_rows;
   args.up = {0, matrix_bytes, matrix_bytes + bias_bytes};
   args.n_rows = static_cast<int32_t>(c.n_rows);
-  // A second task of the grid is past n_tasks.
-  gpu.launch(c.kernels->experts, cuda::expert_rows_kernel(*c.kernels, n), blocks_of(c), 2, c.kernels->threads, 0, args);
+  // The last task of the grid is past n_tasks.
+  if (is_batched(c)) {
+    gpu.launch(c.kernels->batch, "k_expert_rows_batch", blocks_of(c), n_host_tasks + 1, cuda::kBatchThreads, 0, args);
+  } else {
+    gpu.launch(c.kernels->experts, cuda::expert_rows_kernel(*c.kernels, n), blocks_of(c), n_host_tasks + 1,
+               c.kernels->threads, 0, args);
+  }
   const std::vector<float> got = out.read();
   std::vector<float> want(got.size(), std::nanf(""));
   for (int32_t t = 0; t < n; ++t) {
@@ -265,7 +293,7 @@ void test_case(Gpu& gpu, const Case& c, bool poisoned) {
   test_linear(gpu, c, in, packed, plain);
   test_expert_rows(gpu, c, in, packed, plain);
   if (c.n_tokens == 1) test_embed(gpu, c, packed);
-  if (!c.kernels->packed) return;
+  if (!c.kernels->packed() || c.n_tokens > cuda::kMaxTokens) return;
   const int32_t glu = static_cast<int32_t>(next_random() % 10);
   test_expert_ffn(gpu, c, in, glu, glu < STRATA_GLU_UP_SILU);
 }
@@ -286,10 +314,11 @@ int main(int argc, char** argv) {
     for (const int64_t n_cols : cols) {
       if (is_short && n_cols > 7 * block && block > 1) continue;
       for (const int64_t n_rows : {1, 17, 70}) {
-        for (const int64_t n_tokens : {1, 2, 3, 5, 8}) {
-          if (is_short && (n_rows == 1 || n_tokens == 3 || n_tokens == 5)) continue;
+        for (const int64_t n_tokens : {1, 2, 3, 5, 8, 12, 33, 64, 150}) {
+          if (is_short && (n_rows == 1 || n_tokens == 3 || n_tokens == 5 || n_tokens > 33)) continue;
+          if (n_tokens > cuda::kFewTokens && !c.kernels->packed()) continue;
           c.n_rows = n_rows, c.n_cols = n_cols, c.n_tokens = n_tokens;
-          test_case(gpu, c, n_tokens == 5 && n_rows == 17);
+          test_case(gpu, c, (n_tokens == 5 || n_tokens == 33) && n_rows == 17);
         }
       }
     }

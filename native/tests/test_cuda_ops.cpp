@@ -2,7 +2,6 @@
 // instructions: conversions, matrix instruction, system-scope words shared with a host thread.
 //
 // test_cuda_ops [NVRTC library or folder] [cache folder] [short]; exit code 77: no GPU here.
-#include <algorithm>
 #include <atomic>
 
 #include "base/clock.h"
@@ -126,10 +125,12 @@ void test_elements(Gpu& gpu, int64_t width) {
   run("k_add", gpu_x.get(), nullptr, 0, 0, 0.7f, 0.0f);
   vec().clamp(x.data(), 0.5f, want.data(), n);
   run("k_clamp", gpu_x.get(), nullptr, 0, 0, 0.5f, 0.0f);
-  for (const int32_t act : {STRATA_ACT_NONE, STRATA_ACT_SIGMOID, STRATA_ACT_SILU}) {
+  for (const int32_t act : {STRATA_ACT_NONE, STRATA_ACT_SIGMOID, STRATA_ACT_SILU, STRATA_ACT_SOFTPLUS}) {
     std::vector<float> factors = y;
-    if (act != STRATA_ACT_NONE)
-      vec().unary(act == STRATA_ACT_SIGMOID ? cpu::Unary::sigmoid : cpu::Unary::silu, y.data(), factors.data(), n);
+    const auto unary = act == STRATA_ACT_SIGMOID ? cpu::Unary::sigmoid
+                       : act == STRATA_ACT_SILU  ? cpu::Unary::silu
+                                                 : cpu::Unary::softplus;
+    if (act != STRATA_ACT_NONE) vec().unary(unary, y.data(), factors.data(), n);
     vec().mul(x.data(), factors.data(), want.data(), n);
     run("k_mul", gpu_x.get(), gpu_y.get(), act, 0, 0.0f, 0.0f);
     if (width % 4 != 0) continue;
@@ -177,154 +178,6 @@ void test_combine(Gpu& gpu, int64_t width, int32_t n_used, bool unit, bool share
                                unit};
   gpu.launch("element", "k_combine", (width + 255) / 256, n_rows, 256, 0, args);
   same_floats(name("k_combine", width, n_used), out.read(), want);
-}
-
-// ---- router ---------------------------------------------------------------------------------------------------------
-
-// The ids of the n best values, largest first; the lower id wins ties.
-std::vector<int32_t> best_of(const std::vector<float>& values, int64_t n) {
-  std::vector<int32_t> ids(values.size());
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
-  std::stable_sort(ids.begin(), ids.end(),
-                   [&](int32_t a, int32_t b) { return values[static_cast<size_t>(a)] > values[static_cast<size_t>(b)]; });
-  ids.resize(static_cast<size_t>(n));
-  return ids;
-}
-
-void naive_router(const cuda::RouterArgs& a, const float* x, const float* bias, int32_t* ids, float* weights) {
-  const int64_t n = a.n_expert;
-  std::vector<float> scores(x, x + n), choice;
-  const float largest = vec().max(x, n);
-  if (a.scores == STRATA_SCORES_SOFTMAX) {
-    const float sum = vec().exp_sub(x, largest, scores.data(), n);
-    for (float& s : scores) s = s / sum;
-  } else if (a.scores == STRATA_SCORES_SIGMOID) {
-    vec().unary(cpu::Unary::sigmoid, x, scores.data(), n);
-  } else if (a.scores == STRATA_SCORES_SQRT_SOFTPLUS) {
-    vec().unary(cpu::Unary::softplus, x, scores.data(), n);
-    vec().unary(cpu::Unary::sqrt, scores.data(), scores.data(), n);
-  }
-  choice = a.select_logits != 0 ? std::vector<float>(x, x + n) : scores;
-  for (int64_t e = 0; e < n; ++e) {
-    float& value = choice[static_cast<size_t>(e)];
-    if (bias != nullptr) value = value + bias[e];
-    if (std::isnan(value)) value = -INFINITY;
-  }
-  std::vector<float> allowed = choice;
-  if (a.n_group > 1) {
-    const int64_t size = n / a.n_group;
-    std::vector<float> group_scores;
-    for (int64_t g = 0; g < a.n_group; ++g) {
-      std::vector<float> members(choice.begin() + g * size, choice.begin() + (g + 1) * size);
-      std::sort(members.begin(), members.end(), std::greater<float>());
-      group_scores.push_back(size > 1 ? members[0] + members[1] : members[0]);
-    }
-    const std::vector<int32_t> kept = best_of(group_scores, a.n_group_used);
-    for (int64_t e = 0; e < n; ++e)
-      if (std::find(kept.begin(), kept.end(), e / size) == kept.end()) allowed[static_cast<size_t>(e)] = -INFINITY;
-  }
-  const std::vector<int32_t> chosen = best_of(allowed, a.n_used);
-  std::copy(chosen.begin(), chosen.end(), ids);
-  float sum = 0.0f, top = -INFINITY;
-  for (int64_t k = 0; k < a.n_used; ++k) top = std::max(top, x[ids[k]]);
-  for (int64_t k = 0; k < a.n_used; ++k) {
-    weights[k] = a.scores == STRATA_SCORES_SOFTMAX_WEIGHT ? m_exp(x[ids[k]] - top) : scores[static_cast<size_t>(ids[k])];
-    sum += weights[k];
-  }
-  for (int64_t k = 0; k < a.n_used && a.scores == STRATA_SCORES_SOFTMAX_WEIGHT; ++k) weights[k] = weights[k] / sum;
-  sum = 0.0f;
-  for (int64_t k = 0; k < a.n_used; ++k) sum += weights[k];
-  for (int64_t k = 0; k < a.n_used; ++k) {
-    if (a.normalize != 0) weights[k] = weights[k] / std::max(sum, a.norm_min);
-    if (a.scale != 1.0f) weights[k] = weights[k] * a.scale;
-    if (std::isnan(largest)) weights[k] = largest;
-  }
-}
-
-void test_router(Gpu& gpu, int32_t n_expert, int32_t n_used, int32_t scores, int32_t n_group, bool has_bias,
-                 bool by_logits) {
-  const int64_t n_rows = 5, stride = n_expert + 1, out_stride = 2 * n_used + 2;
-  std::vector<float> logits = random_row(n_rows * stride), bias = random_row(n_expert);
-  for (int64_t e = 0; e < n_expert; ++e) {
-    logits[static_cast<size_t>(stride + e)] = static_cast<float>(next_random() % 3);  // ties everywhere
-    logits[static_cast<size_t>(2 * stride + e)] = e % 2 == 0 ? 0.0f : -0.0f;
-  }
-  logits[static_cast<size_t>(3 * stride)] = NAN;
-  Device<float> gpu_logits(gpu, logits), gpu_bias(gpu, bias);
-  Device<int32_t> selection(gpu, n_rows * out_stride);
-  const cuda::RouterArgs args{gpu_logits.get(),
-                              has_bias ? gpu_bias.get() : nullptr,
-                              selection.get(),
-                              stride,
-                              out_stride,
-                              n_expert,
-                              n_used,
-                              scores,
-                              n_group,
-                              n_group / 2,
-                              n_used % 2,
-                              by_logits,
-                              n_used % 3 == 0 ? 2.5f : 1.0f,
-                              1e-20f};
-  gpu.launch("router", "k_router", n_rows, 1, 32, int64_t{8} * n_expert, args);
-  const std::vector<int32_t> got = selection.read();
-  std::vector<int32_t> want_ids(static_cast<size_t>(n_used)), ids(want_ids.size());
-  std::vector<float> want_weights(want_ids.size()), weights(want_ids.size());
-  for (int64_t r = 0; r < n_rows; ++r) {
-    naive_router(args, logits.data() + r * stride, has_bias ? bias.data() : nullptr, want_ids.data(), want_weights.data());
-    std::memcpy(ids.data(), got.data() + r * out_stride, ids.size() * 4);
-    std::memcpy(weights.data(), got.data() + r * out_stride + n_used, ids.size() * 4);
-    same(name("k_router ids", n_expert, scores), ids, want_ids);
-    same_floats(name("k_router weights", n_expert, scores), weights, want_weights);
-  }
-}
-
-void test_group(Gpu& gpu, int32_t n_tokens, int32_t n_used, int32_t n_expert, int resident_percent) {
-  const int64_t stride = 2 * n_used, n_pairs = n_tokens * n_used;
-  std::vector<int32_t> ids(static_cast<size_t>(n_tokens * stride), -1);
-  std::vector<uint64_t> slots(static_cast<size_t>(n_expert));
-  for (uint64_t& slot : slots)
-    slot = static_cast<int>(next_random() % 100) < resident_percent ? 64 * (1 + next_random() % 1000) : 0;
-  for (int64_t t = 0; t < n_tokens; ++t) {
-    std::vector<float> draw = random_row(n_expert / 2 + n_used);  // the upper experts are never chosen
-    const std::vector<int32_t> chosen = best_of(draw, n_used);
-    std::copy(chosen.begin(), chosen.end(), ids.begin() + t * stride);
-  }
-  std::vector<int32_t> tokens, outs, missed;
-  std::vector<uint64_t> tasks;  // slot, first, count
-  for (int32_t e = 0; e < n_expert; ++e) {
-    const size_t first = tokens.size();
-    for (int32_t p = 0; p < n_pairs; ++p) {
-      if (ids[static_cast<size_t>(p / n_used * stride + p % n_used)] != e || slots[static_cast<size_t>(e)] == 0) continue;
-      tokens.push_back(p / n_used);
-      outs.push_back(p);
-    }
-    if (tokens.size() > first) tasks.insert(tasks.end(), {slots[static_cast<size_t>(e)], first, tokens.size() - first});
-  }
-  for (int32_t p = 0; p < n_pairs; ++p)
-    if (slots[static_cast<size_t>(ids[static_cast<size_t>(p / n_used * stride + p % n_used)])] == 0) missed.push_back(p);
-  Device<int32_t> gpu_ids(gpu, ids), pair_token(gpu, n_pairs), pair_out(gpu, n_pairs), gpu_missed(gpu, n_pairs),
-      counts(gpu, 3);
-  Device<uint64_t> gpu_slots(gpu, slots);
-  Device<cuda::ExpertTask> gpu_tasks(gpu, n_pairs);
-  const cuda::GroupArgs args{gpu_ids.get(),    stride,         gpu_slots.get(), gpu_tasks.get(),  counts.get(),
-                             pair_token.get(), pair_out.get(), counts.get(1),   gpu_missed.get(), counts.get(2),
-                             n_tokens,         n_used,         n_expert};
-  gpu.launch("router", "k_group_experts", 1, 1, 128, 0, args);
-  const auto n_tasks = tasks.size() / 3;
-  same(name("k_group_experts counts", n_tokens, n_expert), counts.read(),
-       {static_cast<int32_t>(n_tasks), static_cast<int32_t>(tokens.size()), static_cast<int32_t>(missed.size())});
-  const auto head = [](std::vector<int32_t> all, size_t n) { return all.resize(n), all; };
-  same(name("k_group_experts tokens", n_tokens, n_expert), head(pair_token.read(), tokens.size()), tokens);
-  same(name("k_group_experts rows", n_tokens, n_expert), head(pair_out.read(), outs.size()), outs);
-  same(name("k_group_experts missed", n_tokens, n_expert), head(gpu_missed.read(), missed.size()), missed);
-  std::vector<uint64_t> got;
-  for (const cuda::ExpertTask& task : gpu_tasks.read()) {
-    if (got.size() == tasks.size()) break;
-    got.insert(got.end(), {reinterpret_cast<uint64_t>(task.slot), static_cast<uint64_t>(task.first_pair),
-                           static_cast<uint64_t>(task.n_pairs)});
-  }
-  same(name("k_group_experts tasks", n_tokens, n_expert), got, tasks);
 }
 
 // ---- the prelude ----------------------------------------------------------------------------------------------------
@@ -457,20 +310,6 @@ int main(int argc, char** argv) {
     test_combine(gpu, 77, 4, unit, false, false);
     test_combine(gpu, 512, 8, unit, true, false);
     test_combine(gpu, 300, 1, unit, true, true);
-  }
-  for (int32_t scores = STRATA_SCORES_SOFTMAX; scores <= STRATA_SCORES_SQRT_SOFTPLUS; ++scores) {
-    test_router(gpu, 128, 8, scores, 0, false, scores == STRATA_SCORES_SOFTMAX_WEIGHT);
-    test_router(gpu, 61, 3, scores, 0, true, scores == STRATA_SCORES_SOFTMAX_WEIGHT);
-    test_router(gpu, 256, 9, scores, 8, true, scores == STRATA_SCORES_SOFTMAX_WEIGHT);
-    test_router(gpu, 512, 10, scores, 0, false, true);
-    test_router(gpu, 4, 4, scores, 0, true, false);
-  }
-  for (const int32_t n_tokens : {1, 3, 8}) {
-    for (const int percent : {0, 45, 100}) {
-      test_group(gpu, n_tokens, 4, 128, percent);
-      test_group(gpu, n_tokens, 10, 512, percent);
-      test_group(gpu, n_tokens, 2, 8, percent);
-    }
   }
   return finish();
 }

@@ -19,9 +19,9 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument("--json", action="store_true", help="the ledger as JSON")
     parser.set_defaults(handler=plan)
 
-    parser = commands.add_parser("inspect", help="show what of a file is bound, ignored or missing")
+    parser = commands.add_parser("inspect", help="show what of a file is bound, ignored or missing, and where ops run")
     add_model(parser)
-    add_settings(parser, ("model",))
+    add_settings(parser, ("model", "engine"))
     parser.add_argument("--json", action="store_true", help="the binding as JSON")
     parser.set_defaults(handler=inspect)
 
@@ -46,8 +46,17 @@ def inspect(args: argparse.Namespace) -> int:
     config = settings(args)
     with planning.open_source(config, args.synthetic, args.layers) as source:
         binding = planning.inspect(config, source)
-    print(msgspec.json.encode(binding).decode() if args.json else report.binding_report(binding))
-    return int(bool(binding.missing or binding.wrong or binding.unexpected))
+        broken = bool(binding.missing or binding.wrong or binding.unexpected)
+        places = () if broken else planning.where_ops_run(config, source)
+    if args.json:
+        print(msgspec.json.encode({**msgspec.to_builtins(binding), "op_places": places}).decode())
+        return int(broken)
+    print(report.binding_report(binding))
+    if places:
+        print("where ops run")
+        for row in places:
+            print(f"  {row.n:>5} {row.kind:<14} {row.place}")
+    return int(broken)
 
 
 def archs(args: argparse.Namespace) -> int:

@@ -97,7 +97,11 @@ def _add(group: _Group, field: ConfigField) -> None:
     text = field.help.replace("%", "%%")
     dest = _DEST + field.name
     if field.kind == "bool":
-        group.add_argument(*field.flags, dest=dest, action="store_const", const="true", default=None, help=text)
+        for sense in ("true", "false"):
+            flags = [flag for flag in field.flags if flag.startswith("--no-") == (sense == "false")]
+            if flags:
+                group.add_argument(*flags, dest=dest, action="store_const", const=sense, default=None, help=text)
+                text = "the opposite"
         return
     kwargs: dict[str, Any] = {"dest": dest, "default": None, "help": text}
     if field.kind == "list":

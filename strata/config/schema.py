@@ -96,6 +96,63 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["f32", "f16", "q8_0"] | None,
         doc("number format of the KV cache; unset: f16 for serving, f32 for logits and perplexity", "--kv-type"),
     ] = None
+    backend: Annotated[
+        Literal["cpu", "cuda", "sim"],
+        doc(
+            "what computes: cpu; cuda (a GPU, and the CPU for experts without a slot); sim (the GPU's part is played by"
+            " threads, for tests)",
+            "--backend",
+        ),
+    ] = "cpu"
+    device: Annotated[int, doc("number of the GPU", "--device", ge=0)] = 0
+    vram_limit_bytes: Annotated[
+        int,
+        doc_bytes(
+            "memory on the GPU that may be used, the driver's context included; 0: what is free less a reserve",
+            "--vram-limit",
+        ),
+    ] = 0
+    expert_slots: Annotated[
+        int,
+        doc("exact number of resident experts; -1: as many as the GPU's memory holds", "--expert-slots", ge=-1),
+    ] = -1
+    cpu_moe: Annotated[bool, doc("all experts are computed by the CPU", "-cmoe", "--cpu-moe")] = False
+    n_cpu_moe: Annotated[
+        int,
+        doc(
+            "experts of the first N layers are computed by the CPU, all others by the GPU, for good; 0: off",
+            "-ncmoe",
+            "--n-cpu-moe",
+            ge=0,
+        ),
+    ] = 0
+    adapt: Annotated[bool, doc("let resident experts follow the conversation", "--adapt", "--no-adapt")] = True
+    swap_budget: Annotated[
+        int, doc_bytes("bytes a second that swaps may move; 0: 3 % of what the memory gives", "--swap-budget")
+    ] = 0
+    swap_every_step: Annotated[
+        bool, doc("exchange an expert before every step (slow, for tests)", "--swap-every-step")
+    ] = False
+    profile_path: Annotated[
+        str | None,
+        doc("file (.strp) of learned expert heat: read at the start, written at the end", "--profile", metavar="FILE"),
+    ] = None
+    handoff_deadline_s: Annotated[
+        float,
+        doc(
+            "how long a GPU waits for experts of the CPU, for every 8 tokens of a step",
+            "--handoff-deadline",
+            metavar="SECONDS",
+            gt=0,
+        ),
+    ] = 0.9
+    deadline_scale: Annotated[
+        float, doc("multiplies all deadlines inside a step (for slow checkers)", "--deadline-scale", gt=0)
+    ] = 1.0
+    nvrtc_path: Annotated[
+        str | None,
+        doc("the NVRTC library, or its folder; unset: the installed package's, else the system's", "--nvrtc"),
+    ] = None
     ram_limit_bytes: Annotated[
         int,
         doc_bytes("RAM the memory plan may use; 0: the cgroup limit, else the machine's memory", "--ram-limit"),

@@ -81,9 +81,19 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int = 0
     expert_rows: int = 0
     experts_touched: int = 0
+    expert_hits: int = 0  # (token, expert) pairs that a device computed from its slots
+    handoff_wait_s: float = 0.0  # the CPU's, for doorbells
     routing: Routing | None = None  # None: the backend does not capture it, or the step failed
     error: Exception | None = None  # the step failed; `failed_rows` says for whom, empty = for all
     failed_rows: tuple[int, ...] = ()
+
+
+class Handoffs(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of times of jobs with missed experts: item i counts 2^(i/4) ns .. 2^((i+1)/4) ns."""
+
+    overhead: tuple[int, ...]  # from the device's first payload word to its last read row, less `compute`
+    compute: tuple[int, ...]  # the CPU's, from the doorbell it saw to the done word
+    wait: tuple[int, ...]  # the CPU's, for the doorbell
 
 
 class BackendLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +118,7 @@ class BackendHealth(msgspec.Struct, frozen=True, kw_only=True):
     failed_steps: int
     weight_bytes: int
     run_s: float
+    pinned_bytes: int = 0  # of experts in page-locked RAM
 
 
 class Backend(Protocol):

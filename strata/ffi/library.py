@@ -10,17 +10,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import strata
 from strata.errors import StrataError
 from strata.ffi import _abi
 from strata.ffi.check import Checker
 
-__all__ = ["Library"]
+__all__ = ["Gpu", "Library"]
 
 LIBRARY_NAME = "libstrata.so"
 DISTRIBUTION = "strata-moe"
 
 ffi: Any = _abi.ffi
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU. free_bytes: beside all that runs on it, this process's own context included."""
+
+    name: str
+    sm: int  # compute capability: 89 is 8.9
+    total_bytes: int
+    free_bytes: int
 
 
 class Library:
@@ -70,6 +81,24 @@ class Library:
         rate = ffi.new("double *")
         self.checker.check(self.lib.strata_measure_read(n_threads, n_bytes, rate), "strata_measure_read")
         return float(rate[0])
+
+    def gpu(self, ordinal: int) -> Gpu:
+        """What is known about a GPU. Raises: NativeError when there is none that works."""
+        made = self.ffi.new("strata_gpu *")
+        made.struct_size = self.ffi.sizeof("strata_gpu")
+        self.checker.check(self.lib.strata_gpu_info(ordinal, made), "strata_gpu_info")
+        return Gpu(
+            name=self.ffi.string(made.name).decode("utf-8", "replace"),
+            sm=made.sm,
+            total_bytes=made.total_bytes,
+            free_bytes=made.free_bytes,
+        )
+
+    def gpu_rates(self, ordinal: int) -> tuple[float, float]:
+        """Bytes per second of the GPU's memory and of the link to it; blocks for some tenths of a second."""
+        memory, link = self.ffi.new("double *"), self.ffi.new("double *")
+        self.checker.check(self.lib.strata_gpu_measure(ordinal, memory, link), "strata_gpu_measure")
+        return float(memory[0]), float(link[0])
 
     def packed_bytes(self, ggml_type: int, n_rows: int, n_cols: int) -> int:
         """Bytes of a matrix in the arena; -1 for an unknown type or a ragged row."""

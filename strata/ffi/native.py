@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import select
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Any, Self
 import trio
 
 from strata.arch.plan_tables import ModelPlan
-from strata.engine.backend import BackendHealth, BackendLimits, StepBatch, StepResult
+from strata.engine.backend import BackendHealth, BackendLimits, Handoffs, StepBatch, StepResult
 from strata.errors import EngineStopped, NativeError, StrataError
 from strata.ffi.check import error_of
 from strata.ffi.completions import Completions
@@ -179,15 +179,13 @@ class NativeModel:
     def measure(self, options: EngineOptions) -> EngineBytes:
         """Memory that an engine with these options will hold; needs no weights."""
         made = c_struct(self._ffi, "strata_engine_bytes")
-        config = engine_config(self._ffi, options)
+        config, _alive = engine_config(self._ffi, options)
         self._check(self._lib.strata_engine_measure(self.handle, config, made), "strata_engine_measure")
-        return EngineBytes(activations=made.activations, kv=made.kv, scratch=made.scratch, state=made.state)
+        return EngineBytes(**{name: getattr(made, name) for name in EngineBytes.__struct_fields__})
 
 
 class NativeBackend:
-    """An engine on the CPU behind the Backend protocol, plus `run_sync` for commands without an event loop."""
-
-    name = "cpu"
+    """An engine behind the Backend protocol, plus `run_sync` for commands without an event loop."""
 
     def __init__(
         self, model: NativeModel, options: EngineOptions, *, n_ctx: int, capture_routing: bool = False
@@ -207,14 +205,14 @@ class NativeBackend:
             n_vocab=plan.n_vocab,
             n_state_slots=options.n_state_slots if plan.states else 0,
         )
+        self.name = options.device
         out = self._ffi.new("strata_engine **")
-        config = engine_config(self._ffi, options)
+        config, _alive = engine_config(self._ffi, options)
         self._check(self._lib.strata_engine_open(model.handle, config, out), "strata_engine_open")
         self._handle: Any = out[0]
         self._fd = int(self._lib.strata_engine_eventfd(self._handle))
-        routing = None
-        if capture_routing and plan.expert_sets:
-            routing = len(plan.expert_sets), max(experts.n_used for experts in plan.expert_sets)
+        sets = plan.expert_sets
+        routing = (len(sets), max(one.n_used for one in sets)) if capture_routing and sets else None
         self._free = [
             StepArrays(self._ffi, self.limits, plan.n_outputs_max, routing) for _ in range(options.queue_steps)
         ]
@@ -222,6 +220,7 @@ class NativeBackend:
         self._polled = self._ffi.new("strata_completion[]", options.queue_steps)
         self._n_polled = self._ffi.new("int32_t *")
         self._ticket = self._ffi.new("uint64_t *")
+        self._copy = self._ffi.new("uint64_t *")
         self._stats = c_struct(self._ffi, "strata_engine_stats")
         self._completions = Completions(self._fd, self._collect)
         # Statuses that concern single rows: NaN logits, or masks and biases that allow no token.
@@ -280,6 +279,38 @@ class NativeBackend:
         """Copy the recurrent states of one slot. Raises: NativeError while a step runs."""
         self._check(self._lib.strata_engine_state_copy(self._handle, from_slot, to_slot), "strata_engine_state_copy")
 
+    def copy_expert(self, set_id: int, expert: int, slot: int) -> int:
+        """Start copying an expert into a slot that the table does not name; returns the copy's number.
+
+        Never blocks, and may run beside steps. Raises: NativeError.
+        """
+        status = self._lib.strata_experts_copy(self._handle, set_id, expert, slot, self._copy)
+        self._check(status, "strata_experts_copy")
+        return int(self._copy[0])
+
+    def copied(self) -> int:
+        """Number of the newest copy that has ended with all before it."""
+        self._check(self._lib.strata_experts_copied(self._handle, self._copy), "strata_experts_copied")
+        return int(self._copy[0])
+
+    def commit_experts(self, entries: Sequence[tuple[int, int, int]]) -> None:
+        """Change entries (set, expert, slot or -1) of the slot table, all or none; between steps only.
+
+        Raises: NativeError while a step runs, or for a slot that does not hold the expert.
+        """
+        rows = self._ffi.new("strata_slot_entry[]", [tuple(entry) for entry in entries])
+        self._check(self._lib.strata_experts_commit(self._handle, rows, len(entries)), "strata_experts_commit")
+
+    def handoffs(self) -> Handoffs:
+        """Histograms of the hand-offs so far."""
+        bins = self._ffi.new("int64_t[]", self._ffi.integer_const("STRATA_HANDOFF_BINS"))
+        found: dict[str, tuple[int, ...]] = {}
+        for name in Handoffs.__struct_fields__:
+            kind = self._ffi.integer_const(f"STRATA_HANDOFF_{name.upper()}")
+            self._check(self._lib.strata_engine_handoffs(self._handle, kind, bins), "strata_engine_handoffs")
+            found[name] = tuple(self._ffi.unpack(bins, len(bins)))
+        return Handoffs(**found)
+
     def health(self) -> BackendHealth:
         if self._handle is None:
             return BackendHealth(
@@ -303,6 +334,7 @@ class NativeBackend:
             failed_steps=stats.failed_steps,
             weight_bytes=stats.weight_bytes,
             run_s=stats.run_ns / 1e9,
+            pinned_bytes=stats.pinned_bytes,
         )
 
     async def aclose(self) -> None:
@@ -355,6 +387,8 @@ class NativeBackend:
             weight_bytes=completion.weight_bytes,
             expert_rows=completion.expert_rows,
             experts_touched=completion.experts_touched,
+            expert_hits=completion.expert_hits,
+            handoff_wait_s=completion.handoff_wait_ns / 1e9,
             routing=arrays.routing() if error is None or failed else None,
             error=error,
             failed_rows=failed,

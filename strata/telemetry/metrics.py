@@ -77,8 +77,14 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     MetricSpec("strata_step_sample_seconds_total", "counter", "seconds", "Native time of drawing tokens"),
     MetricSpec("strata_weight_read_bytes_total", "counter", "bytes", "Weight bytes that steps read from RAM"),
-    MetricSpec("strata_expert_rows_total", "counter", "rows", "Token rows that went through routed experts"),
-    MetricSpec("strata_experts_touched_total", "counter", "experts", "Different experts that steps used, summed"),
+    MetricSpec("strata_expert_rows_total", "counter", "rows", "Token rows that went through routed experts on the CPU"),
+    MetricSpec(
+        "strata_expert_hits_total", "counter", "rows", "Token rows that went through experts in the GPU's slots"
+    ),
+    MetricSpec(
+        "strata_experts_touched_total", "counter", "experts", "Different experts that steps used on the CPU, summed"
+    ),
+    MetricSpec("strata_handoff_wait_seconds_total", "counter", "seconds", "Time the CPU waited for the GPU in steps"),
     MetricSpec("strata_sequences_waiting", "sampled_gauge", "sequences", "Sequences that wait for a place"),
     MetricSpec("strata_sequences_running", "sampled_gauge", "sequences", "Sequences in prefill or decode"),
     MetricSpec("strata_kv_blocks", "sampled_gauge", "blocks", "KV blocks of the pool"),

@@ -31,6 +31,10 @@ class Result(Protocol):
     @property
     def experts_touched(self) -> int: ...
     @property
+    def expert_hits(self) -> int: ...
+    @property
+    def handoff_wait_s(self) -> float: ...
+    @property
     def error(self) -> Exception | None: ...
 
 
@@ -69,6 +73,8 @@ class EngineTelemetry:
         self._metrics.count("strata_weight_read_bytes_total", result.weight_bytes)
         self._metrics.count("strata_expert_rows_total", result.expert_rows)
         self._metrics.count("strata_experts_touched_total", result.experts_touched)
+        self._metrics.count("strata_expert_hits_total", result.expert_hits)
+        self._metrics.count("strata_handoff_wait_seconds_total", result.handoff_wait_s)
 
 
 def _word(outcome: FinishReason | Exception) -> str:

@@ -38,12 +38,13 @@ async def opened(
     max_seqs: int = 1,
     load_mode: str = "auto",
     n_batch: int = 512,
+    **engine: object,
 ):
     """A backend that returns every token's logits. `model`: a synthetic model's name, or a file's path."""
     is_file = model.endswith(".gguf")
     config = Config(
         model=ModelConfig(path=model if is_file else None, load_mode=load_mode),
-        engine=EngineConfig(n_threads=n_threads, kv_type=kv_type, poison=poison, n_batch=n_batch),
+        engine=EngineConfig(n_threads=n_threads, kv_type=kv_type, poison=poison, n_batch=n_batch, **engine),
     )
     with planning.open_source(config, None if is_file else model, None) as source:
         shape = planning.Shape(kv_type=kv_type, max_seqs=max_seqs, n_ctx=64 * 4 * max_seqs, all_logits=True)
@@ -59,6 +60,30 @@ async def logits(model: str, ids: list[int], *, chunk: int | None = None, **opti
         return np.concatenate([rows async for rows in logits_of(backend, ids, chunk)])
 
 
+class Counts:
+    """What the steps of a backend did in all; everything else passes through."""
+
+    def __init__(self, inner) -> None:
+        self._inner = inner
+        self.hits = self.misses = 0
+
+    def __getattr__(self, name: str):
+        return getattr(self._inner, name)
+
+    async def wait(self, ticket: int):
+        result = await self._inner.wait(ticket)
+        self.hits += result.expert_hits
+        self.misses += result.expert_rows
+        return result
+
+
+async def counted_logits(model: str, ids: list[int], chunk: int, **options) -> tuple[np.ndarray, Counts]:
+    """Logits as `logits`, and the counts of the steps that gave them."""
+    async with opened(model, **options) as backend:
+        counts = Counts(backend)
+        return np.concatenate([rows async for rows in logits_of(counts, ids, chunk)]), counts
+
+
 _known: dict[tuple[str, str], np.ndarray] = {}
 
 
@@ -69,11 +94,11 @@ async def expected(model: str, kv_type: str = "f32") -> np.ndarray:
     return _known[model, kv_type]
 
 
-async def logits_in_company(model: str, n_seqs: int, kv_type: str = "f32") -> np.ndarray:
+async def logits_in_company(model: str, n_seqs: int, kv_type: str = "f32", **options) -> np.ndarray:
     """The same sequence as the middle one of n_seqs, prompts of other lengths beside it in every step."""
     ids = [tokens(N_TOKENS - 9 * abs(s - n_seqs // 2), salt=s - n_seqs // 2) for s in range(n_seqs)]
     found = []
-    async with opened(model, n_threads=2, max_seqs=n_seqs, kv_type=kv_type) as backend:
+    async with opened(model, n_threads=2, max_seqs=n_seqs, kv_type=kv_type, **options) as backend:
         for first in range(0, N_TOKENS, 11):
             rows = [
                 BatchRow(

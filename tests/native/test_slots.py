@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 
-import pytest
 import engine_kit as kit
+import pytest
 
 
 def test_slots_and_mailbox_program() -> None:

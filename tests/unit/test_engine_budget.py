@@ -5,13 +5,16 @@ import pytest
 from strata.engine.budget import (
     DEFAULT_CTX_MAX,
     GIB,
+    MIB,
     Ledger,
     Line,
     MachineMemory,
     Place,
     choose_ctx,
+    gpu_context_bytes,
     n_kv_blocks,
     ram_limit,
+    vram_limit,
 )
 from strata.errors import MemoryPlanError
 
@@ -69,3 +72,37 @@ def test_context_follows_wish_model_and_room():
 
 def test_blocks_are_whole():
     assert [n_kv_blocks(n) for n in (1, 64, 65)] == [1, 1, 2]
+
+
+def test_the_gpu_has_a_limit_of_its_own():
+    lines = (
+        Line(name="slots", place=Place.VRAM, n_bytes=5 * GIB),
+        Line(name="dense parts", place=Place.VRAM, n_bytes=2 * GIB),
+        Line(name="weights", place=Place.RAM, n_bytes=1 * GIB),
+    )
+    fits = Ledger(
+        lines=lines, ram_limit_bytes=GIB, ram_limit_source="x", vram_limit_bytes=7 * GIB, vram_limit_source="y"
+    )
+    fits.check()
+    assert "7.00 GiB" in fits.text()
+    tight = Ledger(
+        lines=lines,
+        ram_limit_bytes=GIB,
+        ram_limit_source="x",
+        vram_limit_bytes=6 * GIB,
+        vram_limit_source="--vram-limit",
+    )
+    with pytest.raises(MemoryPlanError) as caught:
+        tight.check()
+    for words in ("7.00 GiB on the GPU", "slots 5.00 GiB", "dense parts 2.00 GiB", "--vram-limit", "1.00 GiB too much"):
+        assert words in str(caught.value)
+    assert "weights" not in str(caught.value)
+
+
+def test_vram_limits_keep_a_reserve_and_count_the_context():
+    assert vram_limit(7 * GIB, 8 * GIB, 4 * GIB) == (4 * GIB, "--vram-limit")
+    limit, source = vram_limit(8 * GIB - 500 * MIB, 8 * GIB, None)
+    assert limit == 8 * GIB - 384 * MIB
+    assert "display" in source
+    assert 500 * MIB < gpu_context_bytes(8 * GIB - 500 * MIB, 8 * GIB) < 700 * MIB
+    assert gpu_context_bytes(2 * GIB, 24 * GIB) < 1200 * MIB  # what other programs hold is not ours

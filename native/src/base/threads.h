@@ -9,6 +9,8 @@
 // the region until the lost worker is back, because that one may still use what the region was given. The owner's
 // callers get their answer from the callback, so nobody waits for the engine thread.
 #pragma once
+#include <pthread.h>
+
 #include <atomic>
 #include <cstdint>
 #include <type_traits>
@@ -26,6 +28,15 @@ int32_t cpu_count();
 // Whole processors that the quotas of the groups named in `proc_cgroup` (a /proc/self/cgroup) allow, at least 1; 0: no
 // quota. `root` is where the group file systems are mounted, normally /sys/fs/cgroup.
 int32_t cgroup_cpus(const char* root, const char* proc_cgroup);
+
+// Holds a mutex in a scope.
+struct Lock {
+  explicit Lock(pthread_mutex_t& mutex) : mutex_(mutex) { pthread_mutex_lock(&mutex_); }
+  ~Lock() { pthread_mutex_unlock(&mutex_); }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+  pthread_mutex_t& mutex_;
+};
 
 // A counter that threads wait on: spin, then yield, then futex.
 class EventWord {

@@ -62,10 +62,9 @@ Status Device::open(const Driver& driver, int32_t ordinal, Error& error) {
     return error.fail(STRATA_E_UNSUPPORTED, "GPU %d (%s) has compute capability %d.%d; 7.5 is the oldest that works",
                       ordinal, info_.name, major, minor);
   }
-  CUcontext context = nullptr;
-  STRATA_CU(driver, error, cuDevicePrimaryCtxRetain(&context, device_));
+  STRATA_CU(driver, error, cuDevicePrimaryCtxRetain(&context_, device_));
   driver_ = &driver;
-  STRATA_CU(driver, error, cuCtxSetCurrent(context));
+  STRATA_CU(driver, error, cuCtxSetCurrent(context_));
   return STRATA_OK;
 }
 

@@ -21,11 +21,13 @@ using CUevent = struct CUevent_st*;
 using CUgraph = struct CUgraph_st*;
 using CUgraphExec = struct CUgraphExec_st*;
 
-constexpr CUresult kCudaSuccess = 0, kCudaOutOfMemory = 2;
+constexpr CUresult kCudaSuccess = 0, kCudaOutOfMemory = 2, kCudaNotReady = 600;
 // CUdevice_attribute
 constexpr int32_t kAttributeMultiprocessors = 16, kAttributeMajor = 75, kAttributeMinor = 76;
 // CU_MEMHOSTALLOC_*, CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 constexpr uint32_t kHostPortable = 1, kHostMapped = 2, kStreamNonBlocking = 1, kCaptureThreadLocal = 1;
+// CU_MEMHOSTREGISTER_*; CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING
+constexpr uint32_t kRegisterPortable = 1, kRegisterMapped = 2, kEventSleeps = 1, kEventNoTiming = 2;
 // CU_FUNC_ATTRIBUTE_*
 constexpr int32_t kFunctionLocalBytes = 3, kFunctionRegisters = 4;
 
@@ -54,10 +56,14 @@ constexpr int32_t kFunctionLocalBytes = 3, kFunctionRegisters = 4;
   X(cuMemHostAlloc, "cuMemHostAlloc", (void** address, size_t bytes, uint32_t flags))                                 \
   X(cuMemFreeHost, "cuMemFreeHost", (void* address))                                                                  \
   X(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (CUdeviceptr * device, void* host, uint32_t flags))    \
+  X(cuMemHostRegister, "cuMemHostRegister_v2", (void* address, size_t bytes, uint32_t flags))                         \
+  X(cuMemHostUnregister, "cuMemHostUnregister", (void* address))                                                      \
   X(cuMemcpyHtoD, "cuMemcpyHtoD_v2", (CUdeviceptr to, const void* from, size_t bytes))                                \
   X(cuMemcpyDtoH, "cuMemcpyDtoH_v2", (void* to, CUdeviceptr from, size_t bytes))                                      \
+  X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (CUdeviceptr to, const void* from, size_t bytes, CUstream stream))     \
   X(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2", (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))     \
   X(cuMemsetD32, "cuMemsetD32_v2", (CUdeviceptr to, uint32_t value, size_t n))                                        \
+  X(cuMemsetD32Async, "cuMemsetD32Async", (CUdeviceptr to, uint32_t value, size_t n, CUstream stream))                \
   X(cuStreamCreate, "cuStreamCreate", (CUstream * stream, uint32_t flags))                                            \
   X(cuStreamDestroy, "cuStreamDestroy_v2", (CUstream stream))                                                         \
   X(cuStreamSynchronize, "cuStreamSynchronize", (CUstream stream))                                                    \
@@ -70,6 +76,7 @@ constexpr int32_t kFunctionLocalBytes = 3, kFunctionRegisters = 4;
   X(cuEventCreate, "cuEventCreate", (CUevent * event, uint32_t flags))                                                \
   X(cuEventDestroy, "cuEventDestroy_v2", (CUevent event))                                                             \
   X(cuEventRecord, "cuEventRecord", (CUevent event, CUstream stream))                                                 \
+  X(cuEventQuery, "cuEventQuery", (CUevent event))                                                                    \
   X(cuEventSynchronize, "cuEventSynchronize", (CUevent event))                                                        \
   X(cuEventElapsedTime, "cuEventElapsedTime", (float* ms, CUevent start, CUevent end))                                \
   X(cuLaunchKernel, "cuLaunchKernel",                                                                                 \
@@ -115,9 +122,12 @@ class Device {
   Status open(const Driver& driver, int32_t ordinal, Error& error);
   void close();
   const DeviceInfo& info() const { return info_; }
+  // For cuCtxSetCurrent on other threads.
+  CUcontext context() const { return context_; }
 
  private:
   const Driver* driver_ = nullptr;
+  CUcontext context_ = nullptr;
   CUdevice device_ = 0;
   DeviceInfo info_{};
 };

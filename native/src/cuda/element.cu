@@ -11,7 +11,16 @@ namespace {
 STRATA_DEVICE int element() { return blockIdx.x * 256 + threadIdx.x; }
 
 STRATA_DEVICE float activated(int32_t act, float x) {
-  return act == STRATA_ACT_SIGMOID ? m_sigmoid(x) : act == STRATA_ACT_SILU ? m_silu(x) : x;
+  switch (act) {
+    case STRATA_ACT_SIGMOID:
+      return m_sigmoid(x);
+    case STRATA_ACT_SILU:
+      return m_silu(x);
+    case STRATA_ACT_SOFTPLUS:
+      return m_softplus(x);
+    default:
+      return x;
+  }
 }
 
 }  // namespace

@@ -9,8 +9,10 @@
 
 namespace strata::cuda {
 
-constexpr int32_t kMaxTokens = 8;  // tokens of one call of a decode kernel
+constexpr int32_t kMaxTokens = 8;  // tokens of a block of the decode kernels
 constexpr int32_t kMaxParts = 4;   // matrices of one k_linear launch
+// Outputs and threads of a block of the batched kernels.
+constexpr int32_t kTileRows = 64, kTileTokens = 64, kBatchThreads = 256;
 
 // Rounds rows of floats. Grid (units of 32 or 256 in eights, rows).
 struct ActArgs {
@@ -35,7 +37,7 @@ struct LinearPart {
 struct LinearArgs {
   LinearPart part[kMaxParts];
   int32_t n_parts;
-  int32_t n_tokens;  // 1 .. the kernel's token count
+  int32_t n_tokens;  // of the launch: row y of the grid takes those from y times the kernel's token count on
   int64_t n_cols;
   const uint8_t* acts;
   int64_t act_stride;
@@ -69,21 +71,6 @@ struct ExpertArgs {
   int32_t n_rows;
   int32_t glu;  // STRATA_GLU_*
   float p0, p1;
-};
-
-// k_group_experts: sorts the chosen experts of a step of up to kMaxTokens tokens into resident tasks and missed pairs.
-struct GroupArgs {
-  const int32_t* ids;  // selection row of token t at t * selection_stride
-  int64_t selection_stride;
-  const uint64_t* slots;  // [n_expert] address of the resident slot, 0: missed
-  ExpertTask* tasks;
-  int32_t* n_tasks;
-  int32_t* pair_token;  // of the resident pairs, grouped by task: token, and token * n_used + rank
-  int32_t* pair_out;
-  int32_t* n_pairs;  // resident pairs
-  int32_t* missed;   // token * n_used + rank of the missed pairs, ascending
-  int32_t* n_missed;
-  int32_t n_tokens, n_used, n_expert;
 };
 
 // k_norm: n_vec vectors of `width` in each of the grid's rows. Kinds are STRATA_NORM_*.
@@ -124,6 +111,7 @@ struct RouterArgs {
   int64_t logits_stride, selection_stride;  // elements of 4 bytes
   int32_t n_expert, n_used, scores, n_group, n_group_used, normalize, select_logits;
   float scale, norm_min;
+  int32_t chunk;  // above 1: id e becomes e / chunk once chosen
 };
 
 // k_combine: the fields of STRATA_OP_COMBINE.

@@ -3,7 +3,7 @@
 // k_linear_<tokens>: y = W x for up to four packed matrices on one input, for 1 to 8 rows of activations (decode).
 //
 // Shapes: W [n_rows, n_cols] in groups of 16 rows; x n_tokens rounded rows; y float32 rows. One team (packed.cuh) for each
-// group; block = one team; grid = groups of all parts. Bytes moved: every matrix once, so floor = bytes / bandwidth.
+// group; block = one team; grid = (groups of all parts, tokens / 8 rounded up). Bytes moved: every matrix once, so floor = bytes / bandwidth.
 // Exact: bits equal the CPU kernels', whatever the number of tokens.
 #include "cuda/kernel_args.h"
 #include "cuda/packed.cuh"
@@ -12,10 +12,11 @@ namespace strata::cuda {
 namespace {
 
 template <class Q, int kTokens, int kRoom>
-STRATA_DEVICE void linear_tokens(const LinearArgs& args, const LinearPart& part, int group, Accumulators<kRoom>& room) {
+STRATA_DEVICE void linear_tokens(const LinearArgs& args, const LinearPart& part, int group, int first, int n_tokens,
+                                 Accumulators<kRoom>& room) {
   const uint8_t* acts[kTokens];
 #pragma unroll
-  for (int t = 0; t < kTokens; ++t) acts[t] = args.acts + (t < args.n_tokens ? t : args.n_tokens - 1) * args.act_stride;
+  for (int t = 0; t < kTokens; ++t) acts[t] = args.acts + (first + (t < n_tokens ? t : n_tokens - 1)) * args.act_stride;
   float acc[kTokens];
   accumulate_group<Q, kTokens>(part.w + group * Q::group_bytes(args.n_cols), args.n_cols, threadIdx.x, acts, acc);
   store_accumulators<Q>(room, threadIdx.x, acc);
@@ -27,25 +28,27 @@ STRATA_DEVICE void linear(const LinearArgs& args) {
   int p = 0;
   while (p + 1 < args.n_parts && static_cast<int>(blockIdx.x) >= args.part[p + 1].first_block) ++p;
   const LinearPart& part = args.part[p];
-  const int group = blockIdx.x - part.first_block;
+  const int group = blockIdx.x - part.first_block, first = blockIdx.y * kTokens;
+  const int n_tokens = args.n_tokens - first < kTokens ? args.n_tokens - first : kTokens;
   if constexpr (kTokens == 1) {
     __shared__ OneTokenRoom<Q> units;
-    accumulate_one<Q>(part.w + group * Q::group_bytes(args.n_cols), args.n_cols, threadIdx.x, args.acts, units, room);
+    accumulate_one<Q>(part.w + group * Q::group_bytes(args.n_cols), args.n_cols, threadIdx.x,
+                      args.acts + first * args.act_stride, units, room);
   } else {
-    if (args.n_tokens <= kTokens / 2)
-      linear_tokens<Q, kTokens / 2>(args, part, group, room);
+    if (n_tokens <= kTokens / 2)
+      linear_tokens<Q, kTokens / 2>(args, part, group, first, n_tokens, room);
     else
-      linear_tokens<Q, kTokens>(args, part, group, room);
+      linear_tokens<Q, kTokens>(args, part, group, first, n_tokens, room);
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < args.n_tokens * kGroupRows; i += static_cast<int>(blockDim.x)) {
+  for (int i = threadIdx.x; i < n_tokens * kGroupRows; i += static_cast<int>(blockDim.x)) {
     const int t = i / kGroupRows, lane = i % kGroupRows, row = group * kGroupRows + lane;
     if (row >= part.n_rows) continue;
     const float scale = part.scale != nullptr ? args.factor * *part.scale : args.factor;
     float y = room.total(t, lane);
     if (scale != 1.0f) y = y * scale;
     y = finish(y, nullptr, part.bias, row);
-    part.y[t * part.y_stride + row] = args.softcap != 0.0f ? m_softcap(y, args.softcap) : y;
+    part.y[(first + t) * part.y_stride + row] = args.softcap != 0.0f ? m_softcap(y, args.softcap) : y;
   }
 }
 

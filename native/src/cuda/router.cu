@@ -1,8 +1,7 @@
-// k_router: scores, choice and weights of a token's experts; k_group_experts: the choices of a step as tasks and misses.
+// k_router: scores, choice and weights of a token's experts.
 //
-// k_router: one warp for each token (block of 32 threads, grid = tokens), 8 * n_expert bytes of dynamic shared memory. The
-// order of every sum and the ties are the CPU's (docs/numerics.md, section 8). Bytes moved: one row of logits.
-// k_group_experts: one block of 128 threads for the whole step.
+// One warp for each token (block of 32 threads, grid = tokens), 8 * n_expert bytes of dynamic shared memory. The order of
+// every sum and the ties are the CPU's (docs/numerics.md, section 8). Bytes moved: one row of logits.
 #include "base/ieee_math.h"
 #include "cuda/kernel_args.h"
 #include "strata.h"
@@ -187,58 +186,11 @@ extern "C" __global__ void __launch_bounds__(32) k_router(const __grid_constant_
   __syncwarp();
   const uint64_t kept = args.n_group > 1 ? choose_groups(args, choice, groups, lane) : ~uint64_t{0};
   choose(args, choice, kept, ids, lane);
+  __syncwarp();  // other lanes have read the ids
   if (lane != 0) return;
+  for (int k = 0; k < args.n_used && args.chunk > 1; ++k) ids[k] /= args.chunk;
   compute_weights(args, x, scores, ids, weights);
   for (int k = 0; k < args.n_used && largest != largest; ++k) weights[k] = largest;
-}
-
-// One block of 128 threads. Tasks stand in ascending order of expert; an expert's pairs in ascending order of token. A
-// thread counts whole experts, so that no result depends on the order of atomics.
-extern "C" __global__ void __launch_bounds__(128) k_group_experts(const __grid_constant__ GroupArgs args) {
-  __shared__ int tasks_before[129], pairs_before[129], missed_before[129];
-  const int n_pairs = args.n_tokens * args.n_used, thread = threadIdx.x;
-  const int chunk = (args.n_expert + 127) / 128, first = thread * chunk;
-  const int last = first + chunk < args.n_expert ? first + chunk : args.n_expert;
-  const auto id_of = [&](int pair) { return args.ids[pair / args.n_used * args.selection_stride + pair % args.n_used]; };
-  int tasks = 0, pairs = 0;
-  for (int e = first; e < last; ++e) {
-    int n = 0;
-    if (args.slots[e] != 0) {
-      for (int p = 0; p < n_pairs; ++p) n += id_of(p) == e ? 1 : 0;
-    }
-    tasks += n > 0 ? 1 : 0;
-    pairs += n;
-  }
-  const int pair_chunk = (n_pairs + 127) / 128;
-  int missed = 0;
-  for (int p = thread * pair_chunk; p < (thread + 1) * pair_chunk && p < n_pairs; ++p)
-    missed += args.slots[id_of(p)] == 0 ? 1 : 0;
-  tasks_before[thread + 1] = tasks;
-  pairs_before[thread + 1] = pairs;
-  missed_before[thread + 1] = missed;
-  __syncthreads();
-  if (thread < 3) {
-    int* sums = thread == 0 ? tasks_before : thread == 1 ? pairs_before : missed_before;
-    sums[0] = 0;
-    for (int i = 1; i <= 128; ++i) sums[i] += sums[i - 1];
-    *(thread == 0 ? args.n_tasks : thread == 1 ? args.n_pairs : args.n_missed) = sums[128];
-  }
-  __syncthreads();
-  int task = tasks_before[thread], pair = pairs_before[thread];
-  for (int e = first; e < last; ++e) {
-    if (args.slots[e] == 0) continue;
-    const int begin = pair;
-    for (int p = 0; p < n_pairs; ++p) {
-      if (id_of(p) != e) continue;
-      args.pair_token[pair] = p / args.n_used;
-      args.pair_out[pair++] = p;
-    }
-    if (pair > begin) args.tasks[task++] = {reinterpret_cast<const uint8_t*>(args.slots[e]), begin, pair - begin};
-  }
-  int at = missed_before[thread];
-  for (int p = thread * pair_chunk; p < (thread + 1) * pair_chunk && p < n_pairs; ++p) {
-    if (args.slots[id_of(p)] == 0) args.missed[at++] = p;
-  }
 }
 
 }  // namespace strata::cuda

@@ -21,20 +21,22 @@ STRATA_DEVICE void linear(const LinearArgs& args) {
   const LinearPart& part = args.part[p];
   const int row = row_of_thread(blockIdx.x - part.first_block), lane = threadIdx.x % Rows::kTeam;
   const int readable = row < part.n_rows ? row : part.n_rows - 1;  // the whole warp takes part in the shuffles
+  const int first = blockIdx.y * kTokens;
+  const int n_tokens = args.n_tokens - first < kTokens ? args.n_tokens - first : kTokens;
   const uint8_t* acts[kTokens];
 #pragma unroll
-  for (int t = 0; t < kTokens; ++t) acts[t] = args.acts + t * args.act_stride;
+  for (int t = 0; t < kTokens; ++t) acts[t] = args.acts + (first + t) * args.act_stride;
   float y[kTokens];
   const uint8_t* w = part.w + readable * (args.n_cols / Rows::kBlock * Rows::kBytes);
-  row_times_tokens<Rows, kTokens>(w, args.n_cols, lane, acts, args.n_tokens, y);
+  row_times_tokens<Rows, kTokens>(w, args.n_cols, lane, acts, n_tokens, y);
   if (row >= part.n_rows || lane != 0) return;
   const float scale = part.scale != nullptr ? args.factor * *part.scale : args.factor;
 #pragma unroll
   for (int t = 0; t < kTokens; ++t) {
-    if (t >= args.n_tokens) break;
+    if (t >= n_tokens) break;
     float value = scale != 1.0f ? y[t] * scale : y[t];
     if (part.bias != nullptr) value = value + part.bias[row];
-    part.y[t * part.y_stride + row] = args.softcap != 0.0f ? m_softcap(value, args.softcap) : value;
+    part.y[(first + t) * part.y_stride + row] = args.softcap != 0.0f ? m_softcap(value, args.softcap) : value;
   }
 }
 

@@ -91,9 +91,10 @@ STRATA_DEVICE void linear(const LinearArgs& args) {
   while (p + 1 < args.n_parts && static_cast<int>(blockIdx.x) >= args.part[p + 1].first_block) ++p;
   const LinearPart& part = args.part[p];
   const int first_row = (blockIdx.x - part.first_block) * kRows, half_warp = threadIdx.x / 16;
+  const int first = blockIdx.y * kTokens, n_tokens = args.n_tokens - first;
   const uint8_t* acts[kTokens];
 #pragma unroll
-  for (int t = 0; t < kTokens; ++t) acts[t] = t < args.n_tokens ? args.acts + t * args.act_stride : nullptr;
+  for (int t = 0; t < kTokens; ++t) acts[t] = t < n_tokens ? args.acts + (first + t) * args.act_stride : nullptr;
   float acc[Staged<kTokens>::kPairs];
   multiply<kTokens>(part.w, args.n_cols, first_row, part.n_rows, acts, staged, acc);
   if (threadIdx.x % 16 != 0) return;
@@ -101,10 +102,10 @@ STRATA_DEVICE void linear(const LinearArgs& args) {
 #pragma unroll
   for (int i = 0; i < Staged<kTokens>::kPairs; ++i) {
     const int pair = half_warp + kHalfWarps * i, row = first_row + pair % kRows, token = pair / kRows;
-    if (token >= args.n_tokens || row >= part.n_rows) continue;
+    if (token >= n_tokens || row >= part.n_rows) continue;
     float y = scale != 1.0f ? acc[i] * scale : acc[i];
     if (part.bias != nullptr) y = y + part.bias[row];
-    part.y[token * part.y_stride + row] = args.softcap != 0.0f ? m_softcap(y, args.softcap) : y;
+    part.y[(first + token) * part.y_stride + row] = args.softcap != 0.0f ? m_softcap(y, args.softcap) : y;
   }
 }
 

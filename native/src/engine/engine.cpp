@@ -16,14 +16,6 @@ namespace {
 
 constexpr int64_t kCloseLostNs = 2000000000;  // how long close waits for a thread of a dead engine
 
-struct Lock {
-  explicit Lock(pthread_mutex_t& mutex) : mutex_(mutex) { pthread_mutex_lock(&mutex_); }
-  ~Lock() { pthread_mutex_unlock(&mutex_); }
-  Lock(const Lock&) = delete;
-  Lock& operator=(const Lock&) = delete;
-  pthread_mutex_t& mutex_;
-};
-
 Status config_range(Error& error, const char* field, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return STRATA_OK;
   return error.fail(STRATA_E_ARGUMENT, "config.%s is %lld; accepted: %lld to %lld", field, static_cast<long long>(value),
@@ -40,6 +32,7 @@ Status check_config(const strata_engine_config& config, Error& error) {
   STRATA_TRY(config_range(error, "spin_us", config.spin_us, -1, 1000000));
   STRATA_TRY(config_range(error, "queue_steps", config.queue_steps, 1, 64));
   STRATA_TRY(config_range(error, "step_deadline_us", config.step_deadline_us, 0, INT64_MAX / 4000));
+  STRATA_TRY(DeviceSide::check(config, error));
   if ((config.queue_steps & (config.queue_steps - 1)) != 0) {
     return error.fail(STRATA_E_ARGUMENT, "config.queue_steps is %d; a power of two is needed", config.queue_steps);
   }
@@ -73,7 +66,9 @@ Status Engine::measure(const Model& model, const strata_engine_config& config, s
   if (bytes.state < 0)
     return error.fail(STRATA_E_ARGUMENT, "config.n_state_slots is %d; their states have no size", config.n_state_slots);
   bytes.scratch = walk_scratch_bytes(query) + walk_tables_bytes(query);
-  return STRATA_OK;
+  // The device holds cache and states; the CPU's activations are part of the mailbox.
+  if (config.device != STRATA_DEVICE_CPU) bytes.activations = bytes.kv = bytes.state = 0;
+  return DeviceSide::measure(model, config, bytes, error);
 }
 
 Status Engine::open(Model& model, const strata_engine_config& config, Error& error) {
@@ -84,18 +79,8 @@ Status Engine::open(Model& model, const strata_engine_config& config, Error& err
   config_ = config;
   tier_ = config_tier(config);
   n_slots_ = config.queue_steps;
-  const ScratchQuery query = scratch_query(model, config);
-  if (!activations_.open(bytes.activations) || !scratch_.open(walk_scratch_bytes(query)) ||
-      !tables_.open(walk_tables_bytes(query)) || !checker_.open(model.plan, config)) {
-    return error.fail(STRATA_E_MEMORY, "no memory for %lld bytes of activations and %lld of scratch",
-                      static_cast<long long>(bytes.activations), static_cast<long long>(bytes.scratch));
-  }
-  STRATA_TRY(kv_.open(model.plan, config.kv_type, config.n_kv_blocks, error));
-  STRATA_TRY(states_.open(model.plan, config.n_state_slots, error));
-  // Touched now, so that memory that is missing shows at start and no step pays for page faults.
-  for (Arena* arena : {&activations_, &scratch_, &tables_}) {
-    if (arena->data() != nullptr) memset(arena->data(), 0, static_cast<size_t>(arena->bytes()));
-  }
+  STRATA_TRY(side_.open(model, config, tier_, error));
+  STRATA_TRY(open_memory(error));
   eventfd_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (eventfd_ < 0) return error.fail(STRATA_E_MEMORY, "no eventfd: %s", strerror(errno));
   const Status status = start(error);
@@ -104,6 +89,26 @@ Status Engine::open(Model& model, const strata_engine_config& config, Error& err
     eventfd_ = -1;
   }
   return status;
+}
+
+Status Engine::open_memory(Error& error) {
+  const ScratchQuery query = scratch_query(*model_, config_);
+  const Plan& plan = model_->plan;
+  const int64_t activations_bytes = side_.used() ? 0 : plan.activations_bytes;
+  if (!activations_.open(activations_bytes) || !scratch_.open(walk_scratch_bytes(query)) ||
+      !tables_.open(walk_tables_bytes(query)) || !checker_.open(plan, config_)) {
+    return error.fail(STRATA_E_MEMORY, "no memory for %lld bytes of activations and %lld of scratch",
+                      static_cast<long long>(activations_bytes), static_cast<long long>(walk_scratch_bytes(query)));
+  }
+  if (!side_.used()) {
+    STRATA_TRY(kv_.open(plan, config_.kv_type, config_.n_kv_blocks, error));
+    STRATA_TRY(states_.open(plan, config_.n_state_slots, error));
+  }
+  // Touched now, so that memory that is missing shows at start and no step pays for page faults.
+  for (Arena* arena : {&activations_, &scratch_, &tables_}) {
+    if (arena->data() != nullptr) memset(arena->data(), 0, static_cast<size_t>(arena->bytes()));
+  }
+  return STRATA_OK;
 }
 
 Status Engine::start(Error& error) {
@@ -190,13 +195,32 @@ Engine::Slot* Engine::take() {
 void Engine::run(Slot& slot) {
   const int64_t start = now_ns();
   place_.heartbeat_ns.store(start, std::memory_order_relaxed);
-  StepContext ctx{*model_,         slot.step,        pool_, kv_, states_,        tier_, activations_.data(),
-                  scratch_.data(), scratch_.bytes(), stop_, 0,   tables_.data(), {},    {}};
+  StepContext ctx{*model_,
+                  slot.step,
+                  pool_,
+                  kv_,
+                  states_,
+                  tier_,
+                  side_.used() ? side_.mailbox().activations() : activations_.data(),
+                  scratch_.data(),
+                  scratch_.bytes(),
+                  stop_,
+                  0,
+                  tables_.data(),
+                  {},
+                  {}};
   WalkConfig walk;
   walk.poison = config_.poison != 0;
   walk.deadline_ns = config_.step_deadline_us > 0 ? start + config_.step_deadline_us * 1000 : 0;
   int64_t sample_ns = 0;
-  const Status status = walk_step(ctx, walk, place_, &sample_ns);
+  Status status;
+  if (side_.used()) {
+    ctx.slots = &side_.slots();
+    ctx.side = ExpertSide::missed;
+    status = walk_tiered(ctx, walk, place_, side_.next_step(slot.step.n_tokens), &sample_ns);
+  } else {
+    status = walk_step(ctx, walk, place_, &sample_ns);
+  }
   const int64_t end = now_ns();
   place_.heartbeat_ns.store(end, std::memory_order_relaxed);
   if (status != STRATA_OK && ctx.error.status == STRATA_OK) ctx.error.fail(status, "the step failed between two ops");
@@ -218,7 +242,9 @@ void Engine::finish(Slot& slot, Status status, const char* text, int64_t queued_
                      counters.weight_bytes,
                      counters.kv_bytes,
                      counters.expert_rows,
-                     counters.experts_touched};
+                     counters.experts_touched,
+                     counters.expert_hits,
+                     counters.handoff_wait_ns};
   slot.state = State::done;
   if (status != STRATA_OK) {
     Text& kept = texts_[slot.ticket % kMaxSlots];
@@ -259,6 +285,7 @@ void Engine::die(const char* why) {
   snprintf(dead_text_, sizeof dead_text_, "%s", why);
   dead_.store(true, std::memory_order_release);
   stop_.store(true, std::memory_order_relaxed);
+  side_.give_up();
   for (uint64_t ticket = poll_ticket_; ticket != next_ticket_; ++ticket) {
     Slot& slot = slots_[ticket % static_cast<uint64_t>(n_slots_)];
     finish(slot, STRATA_E_INTERNAL, why, now_ns() - slot.submitted_ns, 0, 0, StepCounters{});
@@ -340,40 +367,12 @@ void Engine::stats(strata_engine_stats& stats) {
   stats.steps = steps_;
   stats.tokens = tokens_;
   stats.failed_steps = failed_;
+  stats.pinned_bytes = side_.used() ? side_.device().pinned_bytes() : 0;
   stats.aborted_steps = aborted_;
   stats.weight_bytes = weight_bytes_;
   stats.run_ns = run_ns_;
   stats.sleeps = pool_.sleeps();
   stats.wakes = pool_.wakes();
-}
-
-// Under the mutex: both numbers are below n, and nothing runs.
-Status Engine::check_copy(int32_t from, int32_t to, int32_t n, Error& error) const {
-  if (dead_.load(std::memory_order_relaxed)) return error.fail(STRATA_E_STATE, "the engine is dead: %s", dead_text_);
-  const int32_t last = n - 1;
-  if (from < 0 || from > last) return error.fail(STRATA_E_ARGUMENT, "from is %d; accepted: 0 to %d", from, last);
-  if (to < 0 || to > last) return error.fail(STRATA_E_ARGUMENT, "to is %d; accepted: 0 to %d", to, last);
-  for (uint64_t t = poll_ticket_; t != next_ticket_; ++t) {
-    if (slots_[t % static_cast<uint64_t>(n_slots_)].state != State::done) {
-      return error.fail(STRATA_E_STATE, "step %llu has not finished; copies are made between steps only",
-                        static_cast<unsigned long long>(t));
-    }
-  }
-  return STRATA_OK;
-}
-
-Status Engine::kv_copy(int32_t from, int32_t to, Error& error) {
-  Lock lock(mutex_);
-  STRATA_TRY(check_copy(from, to, config_.n_kv_blocks, error));
-  kv_.copy_block(from, to);
-  return STRATA_OK;
-}
-
-Status Engine::state_copy(int32_t from, int32_t to, Error& error) {
-  Lock lock(mutex_);
-  STRATA_TRY(check_copy(from, to, config_.n_state_slots, error));
-  states_.copy_slot(from, to);
-  return STRATA_OK;
 }
 
 }  // namespace strata

@@ -15,9 +15,10 @@
 #include "base/arena.h"
 #include "base/threads.h"
 #include "engine/check_step.h"
+#include "engine/experts.h"
 #include "engine/kv.h"
 #include "engine/state.h"
-#include "engine/walk.h"
+#include "engine/tiered.h"
 #include "model/model.h"
 
 namespace strata {
@@ -42,6 +43,10 @@ class Engine {
   void stats(strata_engine_stats& stats);
   Status kv_copy(int32_t from, int32_t to, Error& error);
   Status state_copy(int32_t from, int32_t to, Error& error);
+  Status experts_copy(int32_t set, int32_t expert, int32_t slot, uint64_t* number, Error& error);
+  Status experts_copied(uint64_t* number, Error& error);
+  Status experts_commit(const strata_slot_entry* entries, int32_t n, Error& error);
+  Status handoffs(int32_t kind, int64_t* bins, Error& error) const;
   Pool& pool() { return pool_; }
 
  private:
@@ -61,6 +66,8 @@ class Engine {
   static constexpr int32_t kMaxSlots = 64;  // texts outlive their slots by so many steps
 
   Status start(Error& error);
+  Status open_memory(Error& error);
+  Status check_idle(Error& error) const;
   Status check_copy(int32_t from, int32_t to, int32_t n, Error& error) const;
   static void* thread_main(void* argument);
   void loop();
@@ -81,6 +88,7 @@ class Engine {
   Arena activations_, scratch_, tables_;
   StepChecker checker_;
   WalkPlace place_;
+  DeviceSide side_;  // with a device: KV cache and states are there, activations_ is empty
   pthread_t thread_{};
   bool thread_started_ = false;
   int32_t eventfd_ = -1;

@@ -11,6 +11,7 @@
 
 #include "engine/op_split.h"
 #include "engine/ops.h"
+#include "experts/slots.h"
 
 namespace strata {
 namespace {
@@ -56,6 +57,7 @@ class Experts {
 
   Status run() {
     STRATA_TRY(group_pairs());
+    if (n_active_ == 0) return STRATA_OK;
     STRATA_TRY(round_inputs());
     const Status fetched = fetch();
     const Status status = fetched == STRATA_OK ? compute() : fetched;
@@ -64,7 +66,13 @@ class Experts {
   }
 
  private:
-  // Counting sort of the pairs by expert.
+  // Whether this side computes the expert.
+  bool mine(int32_t expert) const {
+    if (ctx_.side == ExpertSide::all) return true;
+    return (ctx_.slots->slot(op_.i[STRATA_EXPERTS_I_SET], expert) >= 0) == (ctx_.side == ExpertSide::resident);
+  }
+
+  // Counting sort of this side's pairs by expert.
   Status group_pairs() {
     int32_t* counts = ctx_.scratch_array<int32_t>(set_.n_expert);
     pair_token_ = ctx_.scratch_array<int32_t>(n_pairs_);
@@ -79,7 +87,10 @@ class Experts {
     }
     int32_t first = 0;
     for (int32_t e = 0; e < set_.n_expert; ++e) {
-      if (counts[e] == 0) continue;
+      if (counts[e] == 0 || !mine(e)) {
+        counts[e] = -1;
+        continue;
+      }
       ActiveExpert* active = new (active_ + n_active_++) ActiveExpert{};
       active->id = e;
       active->first_pair = first;
@@ -90,12 +101,14 @@ class Experts {
     for (int32_t t = 0; t < ctx_.step.n_tokens; ++t) {
       const int32_t* ids = ctx_.selection_ids(op_.in[1], t);
       for (int32_t k = 0; k < set_.n_used; ++k) {
+        if (counts[ids[k]] < 0) continue;
         const int32_t pair = counts[ids[k]]++;
         pair_token_[pair] = t;
         pair_out_[pair] = static_cast<int32_t>(t * ctx_.row_stride(op_.out[0]) + int64_t{k} * set_.n_out);
         pair_weight_[pair] = ctx_.selection_weights(op_.in[1], t, set_.n_used)[k];
       }
     }
+    n_pairs_ = first;
     return STRATA_OK;
   }
 
@@ -230,7 +243,7 @@ class Experts {
   const strata_expert_set& set_;
   const Sizes sizes_;
   const cpu::VecMath& vec_;
-  const int64_t n_pairs_;
+  int64_t n_pairs_;                // of this side, once they are grouped
   int32_t* pair_token_ = nullptr;  // [n_pairs] row of x
   int32_t* pair_out_ = nullptr;    // [n_pairs] floats from out's first row
   float* pair_weight_ = nullptr;   // [n_pairs]

@@ -72,16 +72,9 @@ struct Walk {
 
   // The ids that one EXPERTS op used, and their weights, by token row.
   void note_routing(const strata_op& op) {
-    const strata_step& step = ctx.step;
-    const int32_t set_id = op.i[STRATA_EXPERTS_I_SET];
-    const strata_expert_set& set = ctx.expert_set(set_id);
-    const int64_t n = std::min(set.n_used, step.routing_stride);
     for (int64_t t = 0; t < ctx.n_rows(op.in[1]); ++t) {
-      const int64_t token = ctx.buffer(op.in[1]).rows == STRATA_ROWS_OUTPUTS ? step.output_row[t] : t;
-      const int64_t at = (int64_t{set_id} * step.n_tokens + token) * step.routing_stride;
-      if (step.routing_out != nullptr) std::copy_n(ctx.selection_ids(op.in[1], t), n, step.routing_out + at);
-      if (step.routing_weights_out != nullptr)
-        std::copy_n(ctx.selection_weights(op.in[1], t, set.n_used), n, step.routing_weights_out + at);
+      const int64_t token = ctx.buffer(op.in[1]).rows == STRATA_ROWS_OUTPUTS ? ctx.step.output_row[t] : t;
+      walk_note_routing(ctx, op.i[STRATA_EXPERTS_I_SET], token, ctx.selection_ids(op.in[1], t));
     }
   }
 
@@ -103,17 +96,6 @@ struct Walk {
     if (config.poison) STRATA_TRY(check_written(index));
     if (op.kind == STRATA_OP_EXPERTS) note_routing(op);
     return STRATA_OK;
-  }
-
-  void prepare_outputs() {
-    const strata_step& step = ctx.step;
-    const int64_t n = ctx.plan().expert_sets.size() * step.n_tokens * step.routing_stride;
-    if (step.routing_out != nullptr) std::fill_n(step.routing_out, n, -1);
-    if (step.routing_weights_out != nullptr) std::fill_n(step.routing_weights_out, n, 0.0f);
-    for (int32_t i = 0; i < step.n_samples; ++i) {
-      step.sampled_out[i] = strata_sampled{};
-      step.sampled_out[i].token = -1;
-    }
   }
 
   // Logits of the rows that no sample looks at. The sampler checks its own.
@@ -169,16 +151,52 @@ int64_t walk_scratch_bytes(const ScratchQuery& query) {
 
 int64_t walk_tables_bytes(const ScratchQuery& query) { return step_tables_bytes(query); }
 
-Status walk_step(StepContext& ctx, const WalkConfig& config, WalkPlace& place, int64_t* sample_ns) {
-  Walk walk{ctx, config, place};
-  *sample_ns = 0;
-  walk.prepare_outputs();
+Status walk_begin(StepContext& ctx, const WalkConfig& config) {
   if (config.poison) poison_fill(ctx.activations, ctx.plan().activations_bytes);
   STRATA_TRY(step_tables_fill(ctx));
-  STRATA_TRY(ctx.states.begin_step(ctx.step, ctx.error));
-  for (int64_t i = 0; i < ctx.plan().ops.size(); ++i) STRATA_TRY(walk.run_op(i));
+  return ctx.states.begin_step(ctx.step, ctx.error);
+}
+
+Status walk_op(StepContext& ctx, const WalkConfig& config, WalkPlace& place, int64_t index) {
+  return Walk{ctx, config, place}.run_op(index);
+}
+
+Status walk_check_op(StepContext& ctx, const WalkConfig& config, int64_t index) {
+  WalkPlace place;
+  return config.poison ? Walk{ctx, config, place}.check_written(index) : STRATA_OK;
+}
+
+void walk_prepare_outputs(const StepContext& ctx) {
+  const strata_step& step = ctx.step;
+  const int64_t n = ctx.plan().expert_sets.size() * step.n_tokens * step.routing_stride;
+  if (step.routing_out != nullptr) std::fill_n(step.routing_out, n, -1);
+  if (step.routing_weights_out != nullptr) std::fill_n(step.routing_weights_out, n, 0.0f);
+  for (int32_t i = 0; i < step.n_samples; ++i) {
+    step.sampled_out[i] = strata_sampled{};
+    step.sampled_out[i].token = -1;
+  }
+}
+
+Status walk_finish_outputs(StepContext& ctx, const WalkConfig& config, WalkPlace& place, int64_t* sample_ns) {
+  return Walk{ctx, config, place}.finish_outputs(sample_ns);
+}
+
+void walk_note_routing(const StepContext& ctx, int32_t set_id, int64_t token, const int32_t* selection) {
+  const strata_step& step = ctx.step;
+  const int64_t n_used = ctx.expert_set(set_id).n_used, n = std::min<int64_t>(n_used, step.routing_stride);
+  const int64_t at = (int64_t{set_id} * step.n_tokens + token) * step.routing_stride;
+  if (step.routing_out != nullptr) std::copy_n(selection, n, step.routing_out + at);
+  if (step.routing_weights_out != nullptr)
+    std::copy_n(reinterpret_cast<const float*>(selection + n_used), n, step.routing_weights_out + at);
+}
+
+Status walk_step(StepContext& ctx, const WalkConfig& config, WalkPlace& place, int64_t* sample_ns) {
+  *sample_ns = 0;
+  walk_prepare_outputs(ctx);
+  STRATA_TRY(walk_begin(ctx, config));
+  for (int64_t i = 0; i < ctx.plan().ops.size(); ++i) STRATA_TRY(walk_op(ctx, config, place, i));
   ctx.states.end_step(ctx.step);
-  return walk.finish_outputs(sample_ns);
+  return walk_finish_outputs(ctx, config, place, sample_ns);
 }
 
 }  // namespace strata

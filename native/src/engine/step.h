@@ -15,7 +15,11 @@
 namespace strata {
 
 class KvStore;
+class SlotTable;
 class StateStore;
+
+// Which pairs of an EXPERTS op its caller computes: those whose expert has a slot, those whose expert has none, or all.
+enum class ExpertSide { all, missed, resident };
 
 // What a step counted, for strata_completion. Written by the engine thread only: workers' sums are added after a region.
 struct StepCounters {
@@ -23,6 +27,8 @@ struct StepCounters {
   int64_t kv_bytes = 0;
   int64_t expert_rows = 0;      // (token, expert) pairs
   int64_t experts_touched = 0;  // distinct (layer, expert) pairs
+  int64_t expert_hits = 0;      // (token, expert) pairs that a device computed
+  int64_t handoff_wait_ns = 0;  // waited for doorbells
 };
 
 // Sizes that scratch is planned for.
@@ -55,6 +61,9 @@ struct StepContext {
   uint8_t* tables = nullptr;      // 64-byte aligned, step_tables_bytes (ops.h): filled once, read by the step's ops
   StepCounters counters;
   Error error;
+  const SlotTable* slots = nullptr;  // null: there are none, and the side is `all`
+  ExpertSide side = ExpertSide::all;
+  ExpertSource* source = nullptr;  // null: the model's weights
 
   const Plan& plan() const { return model.plan; }
   const Weights& weights() const { return model.weights; }
@@ -76,7 +85,7 @@ struct StepContext {
   cpu::MatView matrix(int32_t tensor, int64_t m = 0) const { return model.weights.matrix(tensor, m); }
   const float* vector(int32_t tensor) const { return model.weights.vector(tensor); }
   const strata_expert_set& expert_set(int32_t set) const { return model.plan.expert_sets[set]; }
-  ExpertSource& experts() const { return model.weights.experts(); }
+  ExpertSource& experts() const { return source != nullptr ? *source : model.weights.experts(); }
 
   // ---- scratch: n elements, 64-byte aligned, not initialised; engine thread only. Null when the plan was too small,
   // which is an error of the op's scratch_bytes: error is then set and the op returns error.status.

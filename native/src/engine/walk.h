@@ -25,6 +25,19 @@ struct WalkConfig {
 int64_t walk_scratch_bytes(const ScratchQuery& query);
 int64_t walk_tables_bytes(const ScratchQuery& query);
 
+// The walk's parts, for those who run a step's ops by themselves. begin: poison, tables, states. Texts of failures are in
+// ctx.error.
+Status walk_begin(StepContext& ctx, const WalkConfig& config);
+Status walk_op(StepContext& ctx, const WalkConfig& config, WalkPlace& place, int64_t index);
+// In poison mode, for an op that was run by other means: STRATA_E_NUMERIC when it left a NaN.
+Status walk_check_op(StepContext& ctx, const WalkConfig& config, int64_t index);
+// Values of a step that reaches no output: no token, no routing.
+void walk_prepare_outputs(const StepContext& ctx);
+// One token's selection row (n_used ids, n_used weights) of a set's EXPERTS op into the step's routing arrays.
+void walk_note_routing(const StepContext& ctx, int32_t set_id, int64_t token, const int32_t* selection);
+// Logits, NaN checks and samples, from the logits in ctx.activations.
+Status walk_finish_outputs(StepContext& ctx, const WalkConfig& config, WalkPlace& place, int64_t* sample_ns);
+
 // Runs the ops, then fills the step's outputs. sample_ns: the part of it that drew tokens. On failure ctx.error has the
 // text.
 Status walk_step(StepContext& ctx, const WalkConfig& config, WalkPlace& place, int64_t* sample_ns);

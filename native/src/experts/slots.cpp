@@ -2,7 +2,8 @@
 
 namespace strata {
 
-Status SlotTable::open(const Plan& plan, int32_t n_classes, const int32_t* class_of_set, const int32_t* n_slots, Error& error) {
+Status SlotTable::open(const Plan& plan, int32_t n_classes, const int32_t* class_of_set, const int32_t* n_slots,
+                       Error& error) {
   plan_ = &plan;
   const int64_t n_sets = plan.expert_sets.size();
   n_classes_ = n_classes;
@@ -29,8 +30,8 @@ Status SlotTable::open(const Plan& plan, int32_t n_classes, const int32_t* class
       if (class_of_set[s] != c) continue;
       const int64_t own = plan.expert_sets[s].slot_bytes;
       if (slot_bytes >= 0 && own != slot_bytes)
-        return error.fail(STRATA_E_ARGUMENT, "class_of_set[%d] is %d, whose slots have %lld bytes; the set needs %lld", s,
-                          c, static_cast<long long>(slot_bytes), static_cast<long long>(own));
+        return error.fail(STRATA_E_ARGUMENT, "class_of_set[%d] is %d, whose slots have %lld bytes; the set needs %lld", s, c,
+                          static_cast<long long>(slot_bytes), static_cast<long long>(own));
       slot_bytes = own;
     }
     for (int32_t k = 0; k < n_slots[c]; ++k, ++slot) {
@@ -42,8 +43,7 @@ Status SlotTable::open(const Plan& plan, int32_t n_classes, const int32_t* class
   for (int32_t s = 0; s < n_sets; ++s) {
     class_of_set_[s] = n_classes_ == 0 ? 0 : class_of_set[s];
     if (n_classes_ > 0 && (class_of_set_[s] < 0 || class_of_set_[s] >= n_classes_))
-      return error.fail(STRATA_E_ARGUMENT, "class_of_set[%d] is %d; accepted: 0 to %d", s, class_of_set_[s],
-                        n_classes_ - 1);
+      return error.fail(STRATA_E_ARGUMENT, "class_of_set[%d] is %d; accepted: 0 to %d", s, class_of_set_[s], n_classes_ - 1);
   }
   return STRATA_OK;
 }
@@ -72,9 +72,11 @@ Status SlotTable::check_copy(int32_t set, int32_t expert, int32_t slot, Error& e
 Status SlotTable::commit(const SlotEntry* entries, int32_t n, Error& error) {
   for (int32_t i = 0; i < n; ++i) {
     const SlotEntry& e = entries[i];
-    STRATA_TRY(check(e.set, e.expert, e.slot < 0 && n_classes_ > 0 && e.set >= 0 && e.set < class_of_set_.size()
-                                          ? first_slot_[class_of_set_[e.set]]
-                                                  : e.slot, error));
+    STRATA_TRY(check(e.set, e.expert,
+                     e.slot < 0 && n_classes_ > 0 && e.set >= 0 && e.set < class_of_set_.size()
+                         ? first_slot_[class_of_set_[e.set]]
+                         : e.slot,
+                     error));
   }
   // First all leave, then all arrive: a victim and its newcomer come in one call, in any order.
   for (int32_t i = 0; i < n; ++i) {
@@ -101,7 +103,8 @@ Status SlotTable::commit(const SlotEntry* entries, int32_t n, Error& error) {
     }
     return status;
   }
-  for (int32_t i = 0; i < n; ++i) table_[int64_t{entries[i].set} * width_ + entries[i].expert] = entries[i].slot < 0 ? -1 : entries[i].slot;
+  for (int32_t i = 0; i < n; ++i)
+    table_[int64_t{entries[i].set} * width_ + entries[i].expert] = entries[i].slot < 0 ? -1 : entries[i].slot;
   return STRATA_OK;
 }
 

@@ -6,8 +6,9 @@
 //   failure        the device: sequence << 16 | job + 1, when its wait for that job's done word ran out
 //   doorbell(j)    the device: sequence << 24 | number of missed pairs of job j
 //   done(j)        the host: the sequence, when the missed rows of job j are in host memory
-// Sequences start at 1 and grow by one with each step; words only grow, so nothing is reset and a late reader is never
-// misled. Jobs are the plan's EXPERTS ops in order.
+//   timing(j)      the device: nanoseconds from its first payload word of job j to the last row read; 0: none yet
+// Sequences start at 1 and grow by one with each step; words only grow (timing apart), so nothing is reset and a late reader
+// is never misled. Jobs are the plan's EXPERTS ops in order.
 //
 // Payload: the host's activation arena, at the plan's own offsets. For job j = op o with missed pairs the device writes the
 // rows of o.in[0] and o.in[1], the host writes the missed pairs' rows of o.out[0], the device reads those. The selection of
@@ -30,8 +31,9 @@ constexpr int32_t kDoorbellShift = 24;  // below: missed pairs
 constexpr int32_t kFailureShift = 16;   // below: job + 1
 
 static constexpr int64_t mailbox_line(int32_t word) { return word * kMailboxLine; }
-static constexpr int32_t mailbox_doorbell(int32_t job) { return kMailboxFirstJob + 2 * job; }
-static constexpr int32_t mailbox_done(int32_t job) { return kMailboxFirstJob + 2 * job + 1; }
-static constexpr int64_t mailbox_control_bytes(int32_t n_jobs) { return (kMailboxFirstJob + 2 * n_jobs) * kMailboxLine; }
+static constexpr int32_t mailbox_doorbell(int32_t job) { return kMailboxFirstJob + 3 * job; }
+static constexpr int32_t mailbox_done(int32_t job) { return kMailboxFirstJob + 3 * job + 1; }
+static constexpr int32_t mailbox_timing(int32_t job) { return kMailboxFirstJob + 3 * job + 2; }
+static constexpr int64_t mailbox_control_bytes(int32_t n_jobs) { return (kMailboxFirstJob + 3 * n_jobs) * kMailboxLine; }
 
 }  // namespace strata

@@ -58,6 +58,11 @@ class Weights : public ExpertSource {
   // Vector m of a VECTOR or EXPERT_VECTOR tensor; null for tensor -1.
   const float* vector(int32_t tensor, int64_t m = 0) const;
 
+  // The slot_bytes bytes of one expert, laid out as expert slots are; null where experts stay in mapped files.
+  const uint8_t* expert_bytes(int32_t set, int32_t expert) const {
+    const strata_expert_set& s = plan_.expert_sets[set];
+    return mappings_.size() != 0 ? nullptr : arena_.data() + s.arena_offset + int64_t{expert} * s.slot_bytes;
+  }
   ExpertSource& experts() const { return const_cast<Weights&>(*this); }
   Status fetch(int32_t set, int32_t expert, ExpertView* view) override;
   void release(int32_t, int32_t) override {}
