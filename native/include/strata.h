@@ -259,6 +259,11 @@ typedef struct strata_expert_set {
 #define STRATA_INDEX_I_KV_LAYER 0
 #define STRATA_INDEX_I_N_HEAD 1
 #define STRATA_INDEX_I_TOP_K 2
+#define STRATA_OP_MIX 20 /* out0 = sum over vectors x of softmax(s)_x * x, s = sum(rms(x) * w0): the n_vec first vectors of in0,
+                            `width` floats each, and in1 */
+#define STRATA_MIX_I_N_VEC 0
+#define STRATA_MIX_I_WIDTH 1
+#define STRATA_MIX_F_EPS 0
 
 /* Ops with a state: each state belongs to one op, which reads and updates it token by token. */
 #define STRATA_OP_CONV 64 /* causal convolution of each of `width` channels over its last `taps` inputs: out0[c] =
@@ -270,7 +275,7 @@ typedef struct strata_expert_set {
 #define STRATA_CONV_I_OUT_OFFSET 4 /* of channel 0 in out0 */
 #define STRATA_OP_DELTA 65 /* gated delta rule: in0 rows [q of n_k heads | k of n_k heads | v of n_v heads], in1 a, in2 b (n_v);
                              per value head S[i] *= exp(w0 * softplus(a + w1)); S += k (sigmoid(b) (v - k S)); out0 = scale * q S;
-                             with a bound S[i] *= exp(bound * sigmoid(w0 * (a + w1))) */
+                             with a bound S[i] *= exp(bound * sigmoid(w0 * (a + w1))), or of -w0 */
 #define STRATA_DELTA_I_STATE 0 /* n_v * head_k * head_v floats, S of one head after the other */
 #define STRATA_DELTA_I_N_K 1
 #define STRATA_DELTA_I_N_V 2
@@ -278,6 +283,7 @@ typedef struct strata_expert_set {
 #define STRATA_DELTA_I_HEAD_V 4
 #define STRATA_DELTA_I_TILED 5   /* 1: value head h reads key head h % n_k; 0: h / (n_v / n_k) */
 #define STRATA_DELTA_I_PER_ROW 6 /* 1: a and w1 hold head_k values a head, one for each row of S; 0: one */
+#define STRATA_DELTA_I_NEGATED 7 /* 1: the bounded form takes -w0 */
 #define STRATA_DELTA_F_SCALE 0
 #define STRATA_DELTA_F_BOUND 1 /* of the log decay, below 0; 0: none */
 #define STRATA_OP_SSM_HEADS 66 /* state space with a decay a head: in0 rows [x of n_head heads | B of n_group | C of n_group], in1 dt

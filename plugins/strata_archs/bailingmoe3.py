@@ -32,7 +32,7 @@ ARCH = Arch(
         gate=Gate(width="head"),
     ),
     recurrent=Recurrent(
-        mixer=Kda(bound=Key("kda.gate_lower_bound"), bounded=Key("kda.safe_gate", True), full_rank=True),
+        mixer=Kda(bound=Key("kda.gate_lower_bound"), bounded=Key("kda.safe_gate", True), full_rank=True, gate="full"),
         layers="no-kv-heads",
     ),
     ffn=FeedForward(clamp=Clamp(form="late", limit=Key("swiglu_clamp_shexp", 0.0))),

@@ -15,9 +15,9 @@ from strata.arch.bind_ffn import FfnBinder
 from strata.arch.bind_inputs import LayerInputBinder
 from strata.arch.bind_keys import Keys
 from strata.arch.bind_mixer import MixerBinder
-from strata.arch.bind_streams import StreamBinder
+from strata.arch.bind_streams import StreamBinder, bind_checkpoints
 from strata.arch.bind_tensors import Claims
-from strata.arch.bound import BoundArch, BoundLayer, BoundNorm, ModelFile
+from strata.arch.bound import BoundArch, BoundCheckpoints, BoundLayer, BoundNorm, ModelFile
 from strata.arch.spec import Arch, Dim, Key, Mla
 from strata.errors import BindError
 
@@ -49,6 +49,7 @@ class Binders(NamedTuple):
     ffn: FfnBinder
     inputs: LayerInputBinder | None
     streams: StreamBinder | None
+    checkpoints: BoundCheckpoints | None
 
 
 def bind(arch: Arch, file: ModelFile) -> BoundArch:
@@ -76,11 +77,13 @@ def inspect_binding(arch: Arch, file: ModelFile) -> Binding:
     mixer = None if arch.recurrent is None else MixerBinder(keys, claims, arch.recurrent, arch.norm)
     inputs = None if arch.layer_inputs is None else LayerInputBinder(keys, claims, arch.layer_inputs, arch.norm)
     streams = None if arch.streams is None else StreamBinder(keys, claims, arch.streams, arch)
-    binders = Binders(keys, claims, attention, mixer, ffn, inputs, streams)
+    checkpoints = bind_checkpoints(keys, claims, arch)
+    binders = Binders(keys, claims, attention, mixer, ffn, inputs, streams, checkpoints)
     layers = tuple(_layer(arch, binders, i) for i in range(keys.dims["n_layer"]))
     parts = {
         "token_inputs": None if inputs is None else inputs.token_inputs(),
         "streams": None if streams is None else streams.streams(),
+        "checkpoints": checkpoints,
     }
     bound = msgspec.structs.replace(_whole(arch, keys, claims, layers, file), **parts)
     return Binding(
@@ -134,23 +137,29 @@ def _read_heads(keys: Keys, arch: Arch) -> None:
 
 
 def _layer(arch: Arch, binders: Binders, index: int) -> BoundLayer:
-    keys, claims, attention, mixer, ffn, inputs, streams = binders
-    block, lead = arch.block, f"blk.{index}."
+    keys, claims, attention, mixer, ffn, inputs, streams, checkpoints = binders
+    block, lead, n_embd = arch.block, f"blk.{index}.", keys.dims["n_embd"]
 
     def norm(stems: str | tuple[str, ...] | None) -> BoundNorm | None:
         if stems is None:
             return None
         names = (stems,) if isinstance(stems, str) else stems
         found = next((stem for stem in names if claims.has(f"{lead}{stem}.weight")), names[0])
-        return bind_norm(keys, claims, arch.norm, lead + found, keys.dims["n_embd"])
+        return bind_norm(keys, claims, arch.norm, lead + found, n_embd)
 
     has_ffn = block.residual != "single" or ffn.has_layer(index)
     mixed = None
     if block.residual != "single" or not has_ffn:
         mixed = mixer.layer(index) if mixer is not None and mixer.has_layer(index) else attention.layer(index)
+    attention_mix = None
+    if checkpoints is not None and index > 0:
+        attention_mix = claims.vector(f"{lead}attn_res_score.weight", n_embd)
+    elif checkpoints is not None:
+        idle = f"{lead}attn_res_score.weight"
+        claims.ignore([idle] if claims.has(idle) else [], "no layer has kept a residual before")
     return BoundLayer(
         index=index,
-        attention_norm=bind_norm(keys, claims, arch.norm, lead + block.attention_norm, keys.dims["n_embd"]),
+        attention_norm=bind_norm(keys, claims, arch.norm, lead + block.attention_norm, n_embd),
         attention=mixed,
         ffn=ffn.layer(index) if has_ffn else None,
         ffn_norm=norm(block.ffn_norm),
@@ -161,6 +170,8 @@ def _layer(arch: Arch, binders: Binders, index: int) -> BoundLayer:
         output_scale=claims.optional_vector(f"{lead}layer_output_scale.weight", 1) if block.output_scale else None,
         attention_gates=None if streams is None else streams.gates(index, "attn"),
         ffn_gates=None if streams is None else streams.gates(index, "ffn"),
+        attention_mix=attention_mix,
+        ffn_mix=None if checkpoints is None else claims.vector(f"{lead}ffn_res_score.weight", n_embd),
     )
 
 

@@ -220,6 +220,8 @@ class AttentionBinder:
     def _mla(self, spec: Mla, index: int) -> BoundMla:
         keys, claims, lead = self._keys, self._claims, f"blk.{index}."
         n_embd, q_rank = keys.dims["n_embd"], 0 if spec.q_rank is None else keys.integer(spec.q_rank)
+        if spec.q_rank_by_norm and not claims.has(f"{lead}attn_q_a_norm.weight"):
+            q_rank = 0
         n_head = self._mla_heads(spec, index)
         kv_rank, k_mla, v_mla, legacy = self._mla_widths(spec, index)
         rope = self._rope.layer(index, k_mla)

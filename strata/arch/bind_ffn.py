@@ -6,7 +6,7 @@ Only `bind` calls this. Errors: BindError for metadata at once; tensor problems 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from strata.arch.bind_attention import bind_norm
 from strata.arch.bind_keys import Keys
@@ -29,10 +29,17 @@ from strata.errors import BindError
 __all__ = ["FfnBinder"]
 
 MAX_EXPERTS = 1024
+MIN_SITU_BETA = 1e-3  # a divisor
 NO_CLAMP = 1e-6  # a bound up to here is none
 GATING_FUNCS = {1: "softmax", 2: "sigmoid", 3: "softmax-weight", 4: "sqrt-softplus"}
 UNGATED_ACTS = ("silu", "gelu")  # the activations that make sense of `up` alone
 PARTS: tuple[Literal["gate"], Literal["up"], Literal["down"]] = ("gate", "up", "down")
+
+
+class _Activation(NamedTuple):
+    act: BoundAct
+    limit: float = 0.0
+    limit_up: float = 0.0
 
 
 class FfnBinder:
@@ -111,14 +118,17 @@ class FfnBinder:
     def _norm(self, stem: str) -> BoundNorm:
         return bind_norm(self._keys, self._claims, self._arch.norm, stem, self._keys.dims["n_embd"])
 
-    def _act(self, act: Act, clamp: Clamp | None, index: int) -> tuple[BoundAct, float]:
-        """A layer's activation, and its bound."""
+    def _act(self, act: Act, clamp: Clamp | None, index: int) -> _Activation:
+        """A layer's activation, and its numbers."""
+        if act == "situ":
+            beta = self._keys.real(Key("activation.situ_beta"), minimum=MIN_SITU_BETA)
+            return _Activation(act, beta, max(self._keys.real(Key("activation.situ_linear_beta")), 0.0))
         if clamp is None:
-            return act, 0.0
+            return _Activation(act)
         limit = self._keys.per_layer_real(clamp.limit)[index]
         if limit <= NO_CLAMP:
-            return act, 0.0
-        return ("silu-early" if clamp.form == "early" else "silu-late"), limit
+            return _Activation(act)
+        return _Activation("silu-early" if clamp.form == "early" else "silu-late", limit)
 
     def _dense(self, spec: FeedForward, index: int, width: int) -> BoundFfn:
         n_embd, lead = self._keys.dims["n_embd"], f"blk.{index}."
@@ -132,8 +142,16 @@ class FfnBinder:
                 raise BindError(
                     f"{self._keys.file_name}: {lead}ffn_{x} has both a bias and a scale; accepted: one of them"
                 )
-        act, limit = self._act(spec.act, spec.clamp, index)
-        return BoundFfn(act=act, width=width, gate=made.get("gate"), up=made["up"], down=made["down"], limit=limit)
+        act, limit, limit_up = self._act(spec.act, spec.clamp, index)
+        return BoundFfn(
+            act=act,
+            width=width,
+            gate=made.get("gate"),
+            up=made["up"],
+            down=made["down"],
+            limit=limit,
+            limit_up=limit_up,
+        )
 
     def _moe(self, spec: Moe, index: int) -> BoundMoe:
         keys, n_embd = self._keys, self._keys.dims["n_embd"]
@@ -143,6 +161,7 @@ class FfnBinder:
         latent = (keys.integer(spec.latent) if spec.latent is not None else 0) or n_embd
         shared = None if spec.shared is None else self._shared(spec.shared, index, width)
         gated = shared is not None and spec.shared is not None and spec.shared.gate
+        stem = f"blk.{index}.ffn_{spec.latent_names}"
         return BoundMoe(
             router=self._router(spec.router, f"blk.{index}.", n_used),
             experts=self._experts(spec.experts, index, width, latent),
@@ -150,8 +169,9 @@ class FfnBinder:
             shared_gate=self._claims.linear(f"blk.{index}.ffn_gate_inp_shexp", n_embd, 1) if gated else None,
             sum_scale=spec.shared.sum_scale if shared is not None and spec.shared is not None else 1.0,
             chunks=None if spec.chunks is None else self._chunks(spec.chunks, index),
-            latent_down=self._latent(spec, f"blk.{index}.ffn_latent_down", (n_embd, latent)),
-            latent_up=self._latent(spec, f"blk.{index}.ffn_latent_up", (latent, n_embd)),
+            latent_down=self._latent(spec, f"{stem}_down", (n_embd, latent)),
+            latent_up=self._latent(spec, f"{stem}_up", (latent, n_embd)),
+            latent_norm=self._latent_norm(spec, f"{stem}_norm", latent),
         )
 
     def _latent(self, spec: Moe, stem: str, shape: tuple[int, int]) -> BoundLinear | None:
@@ -159,6 +179,12 @@ class FfnBinder:
         if spec.latent is None or (shape[0] == shape[1] and not self._claims.has(f"{stem}.weight")):
             return None
         return BoundLinear(weight=self._claims.matrix(f"{stem}.weight", *shape))
+
+    def _latent_norm(self, spec: Moe, stem: str, latent: int) -> BoundNorm | None:
+        found = self._claims.has(f"{stem}.weight")
+        if spec.latent is None or spec.latent_norm == "absent" or (spec.latent_norm == "if-present" and not found):
+            return None
+        return bind_norm(self._keys, self._claims, self._arch.norm, stem, latent)
 
     def _expert_width(self, spec: Moe, index: int) -> int:
         keys, key = self._keys, spec.experts.width
@@ -212,9 +238,9 @@ class FfnBinder:
             gate, up = claims.split(stems["up"], n_embd, (width, width))
         else:
             gate, up = claims.linear(stems["gate"], n_embd, width), claims.linear(stems["up"], n_embd, width)
-        act, limit = self._act(spec.act, spec.clamp, index)
+        act, limit, limit_up = self._act(spec.act, spec.clamp, index)
         down = claims.linear(stems["down"], width, n_embd)
-        return BoundFfn(act=act, width=width, gate=gate, up=up, down=down, limit=limit)
+        return BoundFfn(act=act, width=width, gate=gate, up=up, down=down, limit=limit, limit_up=limit_up)
 
     def _router(self, spec: Router, lead: str, n_used: int) -> BoundRouter:
         keys, claims = self._keys, self._claims
@@ -273,7 +299,7 @@ class FfnBinder:
             own = present and claims.has(f"{stem}.weight")
             scales[x] = claims.expert_scale(stem, n_expert) if own else None
         fused = claims.has(f"{lead}ffn_gate_up_exps.weight")
-        act, limit = self._act(spec.act, None if fused else spec.clamp, index)
+        act, limit, limit_up = self._act(spec.act, None if fused else spec.clamp, index)
         up, down = weights["up"], weights["down"]
         assert up is not None
         assert down is not None
@@ -290,6 +316,7 @@ class FfnBinder:
             up_scale=scales["up"],
             down_scale=scales["down"],
             limit=limit,
+            limit_up=limit_up,
             weight_on_input=spec.weight_on_input,
         )
 

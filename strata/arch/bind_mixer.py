@@ -141,7 +141,8 @@ class MixerBinder:
         claims, n_embd, n_head = self._claims, self._keys.dims["n_embd"], self._keys.dims["n_head"]
         head = self._size("kda.head_dim", MAX_STATE)
         width, taps = n_head * head, self._taps()
-        rank = width if spec.full_rank else head
+        rank, gate_rank = width if spec.full_rank else head, head if spec.gate == "low-rank" else width
+        bound = self._kda_bound(spec)
         q, k, v = self._kda_inputs(lead, width)
         convs = [self._conv(f"{lead}ssm_conv1d_{x}", (taps, 1, width)) for x in "qkv"]
         return BoundKda(
@@ -155,13 +156,14 @@ class MixerBinder:
             f_a=self._plain(f"{lead}ssm_f_a", n_embd, rank),
             f_b=None if spec.full_rank else self._plain(f"{lead}ssm_f_b", rank, width),
             beta=self._plain(f"{lead}ssm_beta", n_embd, n_head),
-            decay=claims.flat(f"{lead}ssm_a", (1, n_head)),
+            decay=claims.flat(f"{lead}ssm_a", (1, n_head) if claims.n_rows(f"{lead}ssm_a") == n_head else (n_head,)),
             decay_bias=claims.vector(f"{lead}ssm_dt.bias", width),
-            g_a=self._plain(f"{lead}ssm_g_a", n_embd, rank),
-            g_b=None if spec.full_rank else self._plain(f"{lead}ssm_g_b", rank, width),
+            g_a=self._plain(f"{lead}ssm_g" if spec.gate == "named-full" else f"{lead}ssm_g_a", n_embd, gate_rank),
+            g_b=self._plain(f"{lead}ssm_g_b", head, width) if spec.gate == "low-rank" else None,
             norm=self._norm(f"{lead}ssm_norm", (head,)),
             output=self._plain(f"{lead}attn_output", width, n_embd),
-            bound=self._kda_bound(spec),
+            bound=bound,
+            negated=spec.negated and bound != 0.0,
         )
 
     def _kda_bound(self, spec: Kda) -> float:
@@ -171,6 +173,8 @@ class MixerBinder:
         if spec.bound is None:
             return 0.0
         bound = keys.real(spec.bound, minimum=MIN_LOG_DECAY)
+        if bound == 0.0 and not keys.has(spec.bound.name):
+            return 0.0
         if bound >= 0.0:
             raise keys.error(spec.bound.name, bound, f"{MIN_LOG_DECAY:g} to below 0")
         return bound

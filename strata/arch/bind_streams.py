@@ -1,16 +1,29 @@
-"""Binding of a residual of several streams. Only `bind` uses this."""
+"""Binding of residuals that are more than one vector. Only `bind` uses this."""
 
 from __future__ import annotations
 
 from strata.arch.bind_keys import Keys
 from strata.arch.bind_tensors import Claims
-from strata.arch.bound import BoundLinear, BoundNorm, BoundStreamGates, BoundStreams
+from strata.arch.bound import BoundCheckpoints, BoundLinear, BoundNorm, BoundStreamGates, BoundStreams
 from strata.arch.spec import Arch, Block, Streams
 from strata.errors import BindError
 
-__all__ = ["StreamBinder"]
+__all__ = ["StreamBinder", "bind_checkpoints"]
 
 MAX_STREAMS = 16
+
+
+def bind_checkpoints(keys: Keys, claims: Claims, arch: Arch) -> BoundCheckpoints | None:
+    """What all layers share; None: an ordinary residual."""
+    if arch.checkpoints is None or keys.integer(arch.checkpoints.every) == 0:
+        return None
+    if arch.block != Block() or arch.layer_inputs is not None or arch.streams is not None:
+        raise BindError(f"{arch.name} declares checkpoints; accepted beside them: the default Block, one residual")
+    return BoundCheckpoints(
+        every=keys.integer(arch.checkpoints.every),
+        eps=keys.real(arch.norm.eps, minimum=0.0),
+        head=claims.vector("output_res_score.weight", keys.dims["n_embd"]),
+    )
 
 
 class StreamBinder:

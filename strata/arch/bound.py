@@ -20,6 +20,7 @@ __all__ = [
     "BoundAct",
     "BoundArch",
     "BoundBeside",
+    "BoundCheckpoints",
     "BoundChunks",
     "BoundExperts",
     "BoundFfn",
@@ -206,7 +207,10 @@ class BoundMla(Bound, frozen=True, kw_only=True, tag="mla"):
 
 
 class BoundFfn(Bound, frozen=True, kw_only=True, tag="dense"):
-    """down(act(gate x, up x)). gate None: down(act(up x)). limit: the bound of the clamped activations."""
+    """down(act(gate x, up x)). gate None: down(act(up x)). limit: the bound of the clamped activations.
+
+    limit and limit_up: of situ its two numbers.
+    """
 
     act: BoundAct
     width: int
@@ -214,6 +218,7 @@ class BoundFfn(Bound, frozen=True, kw_only=True, tag="dense"):
     up: BoundLinear
     down: BoundLinear
     limit: float = 0.0
+    limit_up: float = 0.0
 
 
 class BoundRouter(Bound, frozen=True, kw_only=True):
@@ -252,6 +257,7 @@ class BoundExperts(Bound, frozen=True, kw_only=True):
     up_scale: BoundTensor | None = None
     down_scale: BoundTensor | None = None
     limit: float = 0.0
+    limit_up: float = 0.0
     weight_on_input: bool = False
 
 
@@ -267,7 +273,8 @@ class BoundChunks(Bound, frozen=True, kw_only=True):
 class BoundMoe(Bound, frozen=True, kw_only=True, tag="moe"):
     """Router, routed experts, and perhaps a shared expert, whose result sigmoid(shared_gate x) multiplies if given.
 
-    sum_scale: factor on routed plus shared. latent_down goes before the experts, latent_up behind their sum.
+    sum_scale: factor on routed plus shared. latent_down goes before the experts, latent_up behind their sum, which
+    latent_norm norms.
     """
 
     router: BoundRouter
@@ -278,6 +285,7 @@ class BoundMoe(Bound, frozen=True, kw_only=True, tag="moe"):
     chunks: BoundChunks | None = None
     latent_down: BoundLinear | None = None
     latent_up: BoundLinear | None = None
+    latent_norm: BoundNorm | None = None
 
 
 class BoundBeside(Bound, frozen=True, kw_only=True):
@@ -324,11 +332,20 @@ class BoundStreamGates(Bound, frozen=True, kw_only=True):
     write: BoundLinear
 
 
+class BoundCheckpoints(Bound, frozen=True, kw_only=True):
+    """Layers i with i % every == 0 keep the residual. head: weights of the mix that the output norm reads."""
+
+    every: int
+    eps: float
+    head: BoundTensor
+
+
 class BoundLayer(Bound, frozen=True, kw_only=True):
     """One block; a recurrent layer has its mixer as `attention`. One of attention and ffn may be None.
 
     ffn_norm None: the FFN reads the attention's normed input (parallel residual). beside: experts next to the dense
-    `ffn`. output_scale: one number that multiplies the layer's result. attention_gates, ffn_gates: with streams.
+    `ffn`. output_scale: one number that multiplies the layer's result. attention_gates, ffn_gates: with streams;
+    attention_mix, ffn_mix: with checkpoints.
     """
 
     index: int
@@ -343,6 +360,8 @@ class BoundLayer(Bound, frozen=True, kw_only=True):
     output_scale: BoundTensor | None = None
     attention_gates: BoundStreamGates | None = None
     ffn_gates: BoundStreamGates | None = None
+    attention_mix: BoundTensor | None = None
+    ffn_mix: BoundTensor | None = None
 
 
 class BoundArch(Bound, frozen=True, kw_only=True):
@@ -373,5 +392,6 @@ class BoundArch(Bound, frozen=True, kw_only=True):
     normed_residual: bool = False
     token_inputs: BoundTokenInputs | None = None
     streams: BoundStreams | None = None
+    checkpoints: BoundCheckpoints | None = None
     ignored: dict[str, str] = msgspec.field(default_factory=dict)
     unread_keys: tuple[str, ...] = ()

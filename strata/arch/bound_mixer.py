@@ -59,7 +59,8 @@ class BoundGatedDelta(Bound, frozen=True, kw_only=True, tag="gated-delta"):
 class BoundKda(Bound, frozen=True, kw_only=True, tag="kda"):
     """Decay logits f_b f_a u; the result's gate g_b g_a u; f_b, g_b None: f_a u and g_a u.
 
-    bound 0: log decay = decay * softplus(logit + bias); below 0: bound * sigmoid(decay * (logit + bias)).
+    bound 0: log decay = decay * softplus(logit + bias); below 0: bound * sigmoid(decay * (logit + bias)),
+    negated: with -decay.
     """
 
     n_head: int
@@ -79,6 +80,7 @@ class BoundKda(Bound, frozen=True, kw_only=True, tag="kda"):
     norm: BoundNorm
     output: BoundLinear
     bound: float = 0.0
+    negated: bool = False
 
 
 class BoundMamba(Bound, frozen=True, kw_only=True, tag="mamba"):

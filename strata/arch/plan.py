@@ -10,6 +10,7 @@ from typing import NamedTuple
 from strata.arch.bound import BoundArch, BoundGqa, BoundLayer, BoundMla, BoundMoe, BoundStreams
 from strata.arch.plan_attention import emit_attention
 from strata.arch.plan_builder import PlanBuilder
+from strata.arch.plan_checkpoints import KeptResidual
 from strata.arch.plan_ffn import emit_dense, emit_logits, emit_moe
 from strata.arch.plan_inputs import emit_layer_input, emit_token_inputs
 from strata.arch.plan_linear import emit_norm
@@ -34,9 +35,12 @@ def plan(bound: BoundArch, *, n_batch: int, n_outputs_max: int, n_ctx: int | Non
     builder.op("embed", [], [x], [bound.embedding], scale=bound.embedding_scale)
     inputs = None if bound.token_inputs is None else emit_token_inputs(builder, x, bound.token_inputs)
     streams = None if bound.streams is None else emit_streams(builder, x, bound.streams)
+    kept = None if bound.checkpoints is None else KeptResidual(builder, x, bound.checkpoints, bound.n_layer)
     for layer in bound.layers:
         builder.layer = layer.index
-        if bound.streams is not None and streams is not None:
+        if kept is not None:
+            _emit_checkpoint_layer(builder, kept, layer)
+        elif bound.streams is not None and streams is not None:
             _emit_streams_layer(builder, streams, layer, bound.streams)
         elif layer.attention is None or layer.ffn is None:
             _emit_single_layer(builder, x, layer)
@@ -47,6 +51,8 @@ def plan(bound: BoundArch, *, n_batch: int, n_outputs_max: int, n_ctx: int | Non
     builder.layer = -1
     if bound.streams is not None and streams is not None:
         x, _ = emit_stream_sum(builder, streams, bound.streams, bound.streams.head)
+    if bound.checkpoints is not None and kept is not None:
+        x = kept.read(bound.checkpoints.head)
     wanted = builder.value(bound.n_embd, Rows.OUTPUTS)
     builder.op("gather", [x], [wanted], width=bound.n_embd)
     emit_norm(builder, wanted, bound.output_norm, out=wanted)
@@ -116,6 +122,16 @@ def _emit_streams_layer(builder: PlanBuilder, streams: Value, layer: BoundLayer,
     x, logits = emit_stream_sum(builder, streams, spec, layer.ffn_gates)
     f = _emit_ffn(builder, x, emit_norm(builder, x, layer.ffn_norm), layer, _Early())
     emit_to_streams(builder, streams, f, logits, spec)
+
+
+def _emit_checkpoint_layer(builder: PlanBuilder, residual: KeptResidual, layer: BoundLayer) -> None:
+    """One block whose sublayers read a mix of kept residuals."""
+    assert layer.ffn_norm is not None
+    normed = emit_norm(builder, residual.read(layer.attention_mix), layer.attention_norm)
+    keeps = residual.keep(layer.index)
+    residual.add(_emit_mixing(builder, normed, layer), anew=keeps)
+    x = residual.read(layer.ffn_mix)
+    residual.add(_emit_ffn(builder, x, emit_norm(builder, x, layer.ffn_norm), layer, _Early()))
 
 
 class _Early(NamedTuple):

@@ -19,6 +19,7 @@ GATED = {
     "swiglu-oai": Glu.SWIGLU_OAI,
     "silu-early": Glu.SILU_CLAMP_EARLY,
     "silu-late": Glu.SILU_CLAMP_LATE,
+    "situ": Glu.SITU,
 }
 UNGATED = {"silu": Glu.UP_SILU, "gelu": Glu.UP_GELU, "relu-sqr": Glu.UP_RELU_SQR}
 SCORES = {
@@ -31,15 +32,15 @@ OAI_SLOPE, OAI_LIMIT = 1.702, 7.0
 WEIGHT_SUM_MIN = 2.0**-14
 
 
-def _glu_limits(act: str, limit: float) -> tuple[float, float]:
-    return (OAI_SLOPE, OAI_LIMIT) if act == "swiglu-oai" else (limit, 0.0)
+def _glu_limits(ffn: BoundFfn | BoundExperts) -> tuple[float, float]:
+    return (OAI_SLOPE, OAI_LIMIT) if ffn.act == "swiglu-oai" else (ffn.limit, ffn.limit_up)
 
 
 def emit_dense(plan: PlanBuilder, x: Value, ffn: BoundFfn) -> Value:
     """A dense FFN of the normed input x; its result has the model's width."""
     gates = [] if ffn.gate is None else [ffn.gate]
     *gate, up = emit_linears(plan, x, [*gates, ffn.up])
-    p0, p1 = _glu_limits(ffn.act, ffn.limit)
+    p0, p1 = _glu_limits(ffn)
     kind = int((GATED if gates else UNGATED)[ffn.act])
     plan.op("glu", [*(gate or [None]), up], [up], kind=kind, width=up.width, p0=p0, p1=p1)
     return emit_linears(plan, up, [ffn.down])[0]
@@ -73,6 +74,8 @@ def emit_moe(plan: PlanBuilder, x: Value, moe: BoundMoe, logits: Value | None) -
         unit_weights=int(experts.weight_on_input),
     )
     if moe.latent_up is not None:
+        if moe.latent_norm is not None:
+            emit_norm(plan, out.sum, moe.latent_norm, out=out.sum)
         return _out_of_latent(plan, out.sum, moe.latent_up, shared)
     if moe.sum_scale != 1.0:
         plan.op("add", [out.sum], [out.sum], width=out.sum.width, a=moe.sum_scale)
@@ -146,7 +149,7 @@ def _selection(plan: PlanBuilder, logits: Value, router: BoundRouter) -> Value:
 
 
 def _set_numbers(layer: int, experts: BoundExperts, n_expert: int, n_used: int) -> dict[str, Any]:
-    p0, p1 = _glu_limits(experts.act, experts.limit)
+    p0, p1 = _glu_limits(experts)
     kinds = UNGATED if experts.gate is None else GATED
     return {
         "layer": layer,

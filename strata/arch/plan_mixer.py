@@ -157,7 +157,8 @@ def _kda(plan: PlanBuilder, x: Value, m: BoundKda) -> Value:
         head_v=m.head,
         per_row=1,
         scale=1.0 / math.sqrt(m.head),
-        **({"bound": m.bound} if m.bound else {}),
+        bound=m.bound,
+        negated=int(m.negated),
     )
     emit_norm_heads(plan, out, out, m.norm, m.n_head, m.head)
     return _sigmoid_gated(plan, g_low if m.g_b is None else emit_linears(plan, g_low, [m.g_b])[0], out)

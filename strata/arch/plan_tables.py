@@ -71,6 +71,7 @@ class Glu(IntEnum):
     SWIGLU_OAI = 3
     SILU_CLAMP_EARLY = 4
     SILU_CLAMP_LATE = 5
+    SITU = 6
     UP_SILU = 7
     UP_RELU_SQR = 8
     UP_GELU = 9

@@ -39,6 +39,7 @@ __all__ = [
     "Beside",
     "Block",
     "Case",
+    "Checkpoints",
     "Chunks",
     "Clamp",
     "Dim",
@@ -141,6 +142,18 @@ class Streams(Word, frozen=True, kw_only=True):
     magnitude: Key = Key("hyper_connection.magnitude")
 
 
+class Checkpoints(Word, frozen=True, kw_only=True):
+    """Sublayers look back at the residual P as some layers found it; every 0: an ordinary residual.
+
+    mix(w) is the sum over the kept vectors and P of softmax(s)_x * x, with s = sum of rms(x) * w, without a gain. The
+    attention reads mix(attn_res_score) in the place of P, the FFN mix(ffn_res_score), the output norm
+    mix(output_res_score). Layers i with i % every == 0 keep P behind their attention's reading; the attention's result
+    then is the new P, where others add it.
+    """
+
+    every: Key = Key("attn_res.block_size")
+
+
 class Arch(Word, frozen=True, kw_only=True):
     """One architecture. `name` is GGUF's general.architecture; `source` says where the facts come from.
 
@@ -164,6 +177,7 @@ class Arch(Word, frozen=True, kw_only=True):
     embedding_scale: Key | Literal["sqrt-n_embd"] | None = None
     layer_inputs: LayerInputs | None = None
     streams: Streams | None = None
+    checkpoints: Checkpoints | None = None
     head: Head = Head()
     scales_applied: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()

@@ -229,8 +229,9 @@ class MlaWindow(Word, frozen=True, kw_only=True):
 class Mla(Word, frozen=True, kw_only=True, tag="mla", tag_field="kind"):
     """Multi-head latent attention: one cached row [latent | rotated key part] for all heads.
 
-    q_rank 0 or None: queries come straight from attn_q. head: scores times 1 / sqrt(k_mla); head-yarn: that times
-    M^2, where M is the magnitude that YaRN's log multiplier gives.
+    q_rank 0 or None: queries come straight from attn_q; q_rank_by_norm: also where there is no attn_q_a_norm.
+    scale: head: scores times 1 / sqrt(k_mla); head-yarn: that times M^2, where M is the magnitude that YaRN's log
+    multiplier gives.
     heads_by_layer, gate, sinks: as in `Gqa`. key_norm: RMS norm of the rotated key part, before it rotates:
     attn_k_norm.
     indexer: needs the query latent and the factors of attn_kv_b; windowed layers have none.
@@ -240,6 +241,7 @@ class Mla(Word, frozen=True, kw_only=True, tag="mla", tag_field="kind"):
 
     rope: Rope
     q_rank: Key | None
+    q_rank_by_norm: bool = False
     kv_rank: Key = Key("attention.kv_lora_rank")
     k_mla: Key = Key("attention.key_length_mla", 0)
     v_mla: Key = Key("attention.value_length_mla", 0)

@@ -8,7 +8,7 @@ from strata.arch.spec_base import Key, Presence, Word
 
 __all__ = ["Act", "Beside", "Chunks", "Clamp", "Experts", "FeedForward", "Moe", "Router", "SharedExpert"]
 
-Act = Literal["silu", "gelu", "relu", "relu-sqr", "swiglu-oai"]
+Act = Literal["silu", "gelu", "relu", "relu-sqr", "swiglu-oai", "situ"]
 
 
 class Clamp(Word, frozen=True, kw_only=True):
@@ -22,7 +22,11 @@ class Clamp(Word, frozen=True, kw_only=True):
 
 
 class FeedForward(Word, frozen=True, kw_only=True):
-    """A dense gated FFN: down(act(gate x, up x)). relu-sqr has no gate matrix: down(relu(up x)^2)."""
+    """A dense gated FFN: down(act(gate x, up x)). relu-sqr has no gate matrix: down(relu(up x)^2).
+
+    situ: b tanh(g / b) * sigmoid(g) * v, v = c tanh(u / c), or u where c is 0 or less; b and c are activation.situ_beta
+    and activation.situ_linear_beta.
+    """
 
     act: Act = "silu"
     clamp: Clamp | None = None
@@ -131,6 +135,8 @@ class Moe(Word, frozen=True, kw_only=True):
     by_router: a layer has experts iff the file holds its ffn_gate_inp; dense_layers then has no effect.
     latent: width of the routed experts' inputs and outputs, 0: n_embd: ffn_latent_down goes before them, ffn_latent_up
         behind their weighted sum, each where the file has it. The router and the shared expert see neither.
+        latent_names: routed: they are called ffn_routed_down and ffn_routed_up. latent_norm: RMS norm of the weighted
+        sum before the latter, ffn_routed_norm.
     by_layer: expert_used_count and the experts' width may differ from layer to layer; without a width it is
         feed_forward_length / expert_used_count.
     optional: a file with expert_count 0 is dense throughout; otherwise such a file is refused.
@@ -145,5 +151,7 @@ class Moe(Word, frozen=True, kw_only=True):
     beside: Beside | None = None
     chunks: Chunks | None = None
     latent: Key | None = None
+    latent_names: Literal["latent", "routed"] = "latent"
+    latent_norm: Presence = "absent"
     by_layer: bool = False
     optional: bool = False

@@ -46,13 +46,17 @@ class Kda(Word, frozen=True, kw_only=True, tag="kda", tag_field="kind"):
     The result is attn_output (rms(o) * ssm_norm * sigmoid(ssm_g_b ssm_g_a u)).
     Biases of attn_{q,k,v} are accepted and have no effect; scales neither.
     bound: a number c below 0 and the decay exp(c * sigmoid(ssm_a * (a[i] + ssm_dt.bias[i]))), which never falls below
-        exp(c).  bounded: a flag which says so; only true is accepted.
-    full_rank: there is no ssm_f_b and no ssm_g_b: ssm_f_a and ssm_g_a give all heads' rows.
+        exp(c); without the key, where its default is 0, the form above.  negated: there -ssm_a stands for ssm_a.
+    bounded: a flag which says so; only true is accepted.
+    full_rank: there is no ssm_f_b: ssm_f_a gives all heads' rows.
+    gate: full: there is no ssm_g_b: ssm_g_a gives all heads' rows; named-full: so does ssm_g.
     """
 
     bound: Key | None = None
+    negated: bool = False
     bounded: Key | None = None
     full_rank: bool = False
+    gate: Literal["low-rank", "full", "named-full"] = "low-rank"
 
 
 class Mamba(Word, frozen=True, kw_only=True, tag="mamba", tag_field="kind"):

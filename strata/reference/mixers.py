@@ -96,7 +96,11 @@ class Mixers:
         )
         logits = (self._low_rank(h, m.f_a, m.f_b) + self._vector(m.decay_bias)).reshape(shape)
         decay = self._vector(m.decay)[None, :, None]
-        g = m.bound * ops.sigmoid(decay * logits) if m.bound else decay * recurrent.softplus(logits)
+        g = (
+            m.bound * ops.sigmoid((-decay if m.negated else decay) * logits)
+            if m.bound
+            else decay * recurrent.softplus(logits)
+        )
         beta = ops.sigmoid(self._linear(h, m.beta))
         state = np.zeros((m.n_head, m.head, m.head))
         o = recurrent.delta_rule((ops.l2_norm(q, m.l2_eps), ops.l2_norm(k, m.l2_eps), v), g, beta, state)[0]

@@ -27,8 +27,6 @@ from strata.arch.bound import (
     BoundMixer,
     BoundMla,
     BoundMoe,
-    BoundNorm,
-    BoundRope,
     BoundStreamGates,
     BoundTemperature,
     BoundTensor,
@@ -38,6 +36,7 @@ from strata.arch.spec import Arch
 from strata.gguf.reader import read_gguf
 from strata.reference import ops
 from strata.reference.mixers import Mixers
+from strata.reference.model_base import ModelBase
 from strata.reference.ops import Array
 from strata.reference.router import Rule, route
 from strata.reference.weights import FileWeights
@@ -54,16 +53,15 @@ def logits(path: str | Path, tokens: Sequence[int], *, arch: Arch | None = None,
     return Reference(bound, FileWeights(bound.paths), n_ctx).logits(tokens)
 
 
-class Reference:
+class Reference(ModelBase):
     """One model. `routing` collects (layer, ids) of the latest prompt's tokens, in router order."""
 
     def __init__(self, bound: BoundArch, weights: FileWeights, n_ctx: int | None = None) -> None:
-        self.bound, self._weights = bound, weights
+        super().__init__(bound, weights, n_ctx)
         self._mixers = Mixers(weights, self._linear)
         self.routing: list[tuple[int, list[int]]] = []
         self._cache: dict[int, tuple[Array, Array]] = {}
         self._left_out = np.zeros((0, 0), np.bool_)
-        self._n_ctx = bound.n_ctx_train if n_ctx is None else n_ctx
 
     def logits(self, tokens: Sequence[int]) -> Array:
         """Logits of every token of a prompt that starts at position 0."""
@@ -73,7 +71,11 @@ class Reference:
         x = self._weights.bound(bound.embedding)[0][list(tokens)] * bound.embedding_scale
         inputs = self._token_inputs(x, tokens)
         streams = None if bound.streams is None else np.repeat(x[:, None], bound.streams.count, axis=1)
+        kept: list[Array] = []
         for layer in bound.layers:
+            if bound.checkpoints is not None:
+                x = self._checkpoint_layer(x, kept, layer, positions)
+                continue
             if streams is not None:
                 streams = self._streams_layer(streams, layer, positions)
                 continue
@@ -101,8 +103,29 @@ class Reference:
         if streams is not None:
             assert bound.streams is not None
             x = self._read_streams(streams, bound.streams.head)
+        if bound.checkpoints is not None:
+            x = self._mixed_residual(x, kept, bound.checkpoints.head)
         rows = self._linear(self._norm(x, bound.output_norm), bound.head, bound.head_scale)
         return rows if bound.softcap == 0.0 else bound.softcap * np.tanh(rows / bound.softcap)
+
+    def _checkpoint_layer(self, p: Array, kept: list[Array], layer: BoundLayer, positions: np.ndarray) -> Array:
+        """One layer of a residual p that is kept now and then; `kept` grows."""
+        assert self.bound.checkpoints is not None
+        assert layer.attention is not None
+        assert layer.ffn_norm is not None
+        x, keeps = self._mixed_residual(p, kept, layer.attention_mix), layer.index % self.bound.checkpoints.every == 0
+        if keeps:
+            kept.append(p)
+        a = self._mixed(self._norm(x, layer.attention_norm), layer.attention, positions, layer.index)
+        p = a if keeps else p + a
+        x = self._mixed_residual(p, kept, layer.ffn_mix)
+        return p + self._ffn(self._norm(x, layer.ffn_norm), x, x, layer)
+
+    def _mixed_residual(self, p: Array, kept: list[Array], weights: BoundTensor | None) -> Array:
+        if not kept:
+            return p
+        assert self.bound.checkpoints is not None
+        return ops.mix(np.stack([*kept, p], 1), self._vector(weights), self.bound.checkpoints.eps)
 
     def _streams_layer(self, streams: Array, layer: BoundLayer, positions: np.ndarray) -> Array:
         """One layer of a residual of several streams [n_tokens, count, n_embd]."""
@@ -163,33 +186,6 @@ class Reference:
         if isinstance(mixer, BoundGqa):
             return self._gqa(h, mixer, positions, index)
         return self._mla(h, mixer, positions) if isinstance(mixer, BoundMla) else self._mixers.run(h, mixer)
-
-    def _vector(self, tensor: BoundTensor | None) -> Array | None:
-        return None if tensor is None else self._weights.bound(tensor)[0][0]
-
-    def _matrix(self, tensor: BoundTensor) -> Array:
-        return self._weights.bound(tensor)[0]
-
-    def _norm(self, x: Array, norm: BoundNorm) -> Array:
-        function = ops.rms_norm if norm.kind == "rms" else ops.layer_norm
-        return function(x, norm.eps, self._vector(norm.gain), self._vector(norm.bias))
-
-    def _linear(self, x: Array, linear: BoundLinear, factor: float = 1.0) -> Array:
-        scale = self._vector(linear.scale)
-        factor = factor if scale is None else factor * float(scale[0])
-        return ops.linear(x, self._matrix(linear.weight), self._vector(linear.bias), factor)
-
-    def _rotate(self, x: Array, rope: BoundRope, positions: np.ndarray) -> Array:
-        """Rotate vectors [n_tokens, n_head, n_rot]."""
-        base = rope.base ** (-2.0 * np.arange(rope.n_rot // 2) / rope.n_rot)
-        factors = self._vector(rope.factors_long if self._n_ctx > rope.n_ctx_orig else rope.factors)
-        base = base if factors is None else base / factors
-        full = positions[:, None] * base[None, :]
-        angles = full * rope.freq_scale
-        if rope.yarn:
-            angles = _yarn_blend(full, angles, rope)
-        angles[:, list(rope.still)] = 0.0
-        return ops.rotate(x, angles, rope.style, rope.magnitude)
 
     def _gqa(self, h: Array, a: BoundGqa, positions: np.ndarray, index: int) -> Array:
         n = len(h)
@@ -292,7 +288,11 @@ class Reference:
 
     def _dense(self, h: Array, ffn: BoundFfn) -> Array:
         hidden = ops.glu(
-            ffn.act, None if ffn.gate is None else self._linear(h, ffn.gate), self._linear(h, ffn.up), ffn.limit
+            ffn.act,
+            None if ffn.gate is None else self._linear(h, ffn.gate),
+            self._linear(h, ffn.up),
+            ffn.limit,
+            ffn.limit_up,
         )
         return self._linear(hidden, ffn.down)
 
@@ -333,6 +333,7 @@ class Reference:
             for e, w in zip(ids, weights, strict=True):
                 on_input = moe.experts.weight_on_input
                 out[t] += self._expert(h[t] * w, moe.experts, e) if on_input else w * self._expert(h[t], moe.experts, e)
+        out = out if moe.latent_norm is None else self._norm(out, moe.latent_norm)
         out = out if moe.latent_up is None else self._linear(out, moe.latent_up)
         if moe.shared is not None:
             gate = 1.0 if moe.shared_gate is None else ops.sigmoid(self._linear(outer, moe.shared_gate))
@@ -358,7 +359,7 @@ class Reference:
 
         up = product(x, "up")
         assert up is not None
-        down = product(ops.glu(experts.act, product(x, "gate"), up, experts.limit), "down")
+        down = product(ops.glu(experts.act, product(x, "gate"), up, experts.limit, experts.limit_up), "down")
         assert down is not None
         return down
 
@@ -366,18 +367,3 @@ class Reference:
 def _warmed(q: Array, t: BoundTemperature | None, positions: np.ndarray) -> Array:
     """Queries [n_tokens, n_head, head_k] times the temperature of their positions."""
     return q if t is None else q * ops.temperature(positions, t.scale, t.length, t.offset)[:, None, None]
-
-
-def _yarn_blend(full: Array, slowed: Array, rope: BoundRope) -> Array:
-    """Between the full and the slowed angle by how often a pair turns over the original context.
-
-    Source: YaRN (arXiv 2309.00071) section 3.2, with the range rounded outwards to whole pairs.
-    """
-
-    def pair(turns: float) -> float:
-        return rope.n_rot * math.log(rope.n_ctx_orig / (2 * math.pi * turns)) / (2 * math.log(rope.base))
-
-    low = max(math.floor(pair(rope.beta_fast)), 0)
-    high = min(math.ceil(pair(rope.beta_slow)), rope.n_rot - 1)
-    slow_share = np.clip((np.arange(rope.n_rot // 2) - low) / max(high - low, 1e-3), 0, 1)
-    return slowed * slow_share + full * (1 - slow_share)

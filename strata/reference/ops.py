@@ -147,6 +147,13 @@ def hidden_keys(positions: Ints, n_keys: int, mask: Mask) -> NDArray[np.bool_]:
     return hidden | (keys < first)
 
 
+def mix(vectors: Array, weights: Array | None, eps: float) -> Array:
+    """Softmax-weighted sum of vectors [n_tokens, n, width] by the scores sum(rms(x) * weights)."""
+    scores = rms_norm(vectors, eps, weights).sum(-1)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("tn,tnw->tw", shares / shares.sum(-1, keepdims=True), vectors)
+
+
 def unchosen_keys(q: Array, k: Array, weights: Array, positions: Ints, top_k: int) -> NDArray[np.bool_]:
     """Which keys an indexer leaves out, [n_tokens, n_keys]; those behind the query are left out too.
 
@@ -189,14 +196,17 @@ def softplus(x: Array) -> Array:
     return np.logaddexp(0.0, x)
 
 
-def glu(act: str, gate: Array | None, up: Array, limit: float = 0.0) -> Array:
-    """h = act(gate) * up; without a gate act(up). limit: the bound of the clamped kinds."""
+def glu(act: str, gate: Array | None, up: Array, limit: float = 0.0, limit_up: float = 0.0) -> Array:
+    """h = act(gate) * up; without a gate act(up). limit: the bound of the clamped kinds; of situ both limits."""
     plain = {"silu": silu, "gelu": gelu_tanh, "relu": relu, "relu-sqr": relu_sqr}
     if gate is None:
         return plain[act](up)
     if act == "swiglu-oai":
         g, u = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
         return g * sigmoid(1.702 * g) * (u + 1.0)
+    if act == "situ":
+        value = limit_up * np.tanh(up / limit_up) if limit_up > 0.0 else up
+        return limit * np.tanh(gate / limit) * sigmoid(gate) * value
     if act == "silu-early":
         return silu(np.minimum(gate, limit)) * np.clip(up, -limit, limit)
     if act == "silu-late":

@@ -44,6 +44,7 @@ GLUS = {
     Glu.SILU_CLAMP_EARLY: "silu-early",
     Glu.SILU_CLAMP_LATE: "silu-late",
     Glu.SWIGLU_OAI: "swiglu-oai",
+    Glu.SITU: "situ",
     Glu.UP_SILU: "silu",
     Glu.UP_GELU: "gelu",
     Glu.UP_RELU_SQR: "relu-sqr",
@@ -181,6 +182,13 @@ class PlanWalk(StateWalk):
             rows[t, : 1 + len(places)] = [len(places), *places]
         self._write(op, 0, rows)
 
+    def _mix(self, op: PlanOp) -> None:
+        n_vec, width = op.i["n_vec"], op.i["width"]
+        kept = self._rows(op.ins[0])[:, : n_vec * width].reshape(-1, n_vec, width)
+        self._check(op, kept)
+        vectors = np.concatenate([kept, self._read(op, 1)[:, None]], 1)
+        self._write(op, 0, ops.mix(vectors, self._vector(op, 0), op.f["eps"]))
+
     def _router(self, op: PlanOp) -> None:
         i, n_used = op.i, op.i["n_used"]
         rule = Rule(
@@ -226,7 +234,7 @@ class PlanWalk(StateWalk):
 
         up = product(x, "up")
         assert up is not None
-        down = product(ops.glu(GLUS[Glu(one.glu)], product(x, "gate"), up, one.p0), "down")
+        down = product(ops.glu(GLUS[Glu(one.glu)], product(x, "gate"), up, one.p0, one.p1), "down")
         assert down is not None
         return down
 
@@ -243,7 +251,7 @@ class PlanWalk(StateWalk):
     def _glu(self, op: PlanOp) -> None:
         gate = None if op.ins[0] < 0 else self._read(op, 0)
         kind = GLUS[Glu(op.i.get("kind", 0))]
-        self._write(op, 0, ops.glu(kind, gate, self._read(op, 1), op.f.get("p0", 0.0)))
+        self._write(op, 0, ops.glu(kind, gate, self._read(op, 1), op.f.get("p0", 0.0), op.f.get("p1", 0.0)))
 
     def _add(self, op: PlanOp) -> None:
         scaled = op.f["a"] * self._read(op, 0)

@@ -34,7 +34,7 @@ class StateWalk(WalkBase):
         reads = np.arange(n_v) % n_k if i.get("tiled") else np.arange(n_v) // (n_v // n_k)
         logits = (self._read(op, 1) + self._needed(op, 1)).reshape(n, n_v, -1)
         a, bound = self._needed(op, 0)[None, :, None], op.f.get("bound", 0.0)
-        g = bound * ops.sigmoid(a * logits) if bound else a * recurrent.softplus(logits)
+        g = bound * ops.sigmoid((-a if i.get("negated") else a) * logits) if bound else a * recurrent.softplus(logits)
         beta = ops.sigmoid(self._read(op, 2))
         state = self._state(op, n_v, head_k, i["head_v"])
         out, state = recurrent.delta_rule((q[:, reads], k[:, reads], v), g, beta, state)

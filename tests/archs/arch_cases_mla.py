@@ -166,6 +166,45 @@ def _hy_v4(owners: str = "1010", select: bool = True, extra: Tensors | None = No
     return made | {"keys": made["keys"] | keys, "deviations": {"hc_": 0.5}}
 
 
+def _kimi_k3(
+    q_rank: int = Q_RANK, latent: int = 40, gate: bool = True, extra: Tensors | None = None, **keys: Any
+) -> Case:
+    """Five layers, of which 0, 2 and 4 keep the residual; 1 and 4 have MLA."""
+    width = HEADS * KDA_HEAD
+    scores: Tensors = {f"{x}_res_score.weight": [N_EMBD] for x in ("attn", "ffn")}
+    kda: Tensors = {f"ssm_conv1d_{x}.weight": [TAPS, 1, width, 1] for x in "qkv"}
+    kda |= {f"attn_{x}.weight": [N_EMBD, width] for x in "qkv"} | {"attn_v.bias": [width]}
+    kda |= {"ssm_f_a.weight": [N_EMBD, KDA_HEAD], "ssm_f_b.weight": [KDA_HEAD, width]}
+    kda |= {"ssm_g.weight": [N_EMBD, width], "ssm_beta.weight": [N_EMBD, HEADS], "ssm_a": [HEADS]}
+    kda |= {"ssm_dt.bias": [width], "ssm_norm.weight": [KDA_HEAD], "attn_output.weight": [width, N_EMBD]}
+    full = mla(q_rank) | ({"attn_gate.weight": [N_EMBD, HEADS * V_MLA]} if gate else {})
+    moe = experts(select="exp_probs_b.bias", shared=N_FF_EXP)
+    if latent:
+        moe |= {f"ffn_{x}_exps.weight": [latent, N_FF_EXP, N_EXPERT] for x in ("gate", "up")}
+        moe |= {"ffn_down_exps.weight": [N_FF_EXP, latent, N_EXPERT], "ffn_routed_norm.weight": [latent]}
+        moe |= {"ffn_routed_down.weight": [N_EMBD, latent], "ffn_routed_up.weight": [latent, N_EMBD]}
+    layers = [BLOCK_NORMS | scores | one for one in (kda | dense(), full | moe, kda | moe, kda | moe, full | moe)]
+    numbers: dict[str, Any] = {
+        "attention.head_count_kv": [0, 1, 0, 0, 1],
+        "attention.q_lora_rank": q_rank,
+        "expert_shared_count": 1,
+        "expert_latent_length": latent,
+        "leading_dense_block_count": 1,
+        "ssm.conv_kernel": TAPS,
+        "kda.head_dim": KDA_HEAD,
+        "attn_res.block_size": 2,
+        "activation.situ_beta": 1.5,
+        "activation.situ_linear_beta": 2.0,
+    }
+    ends: Tensors = {"output_res_score.weight": [N_EMBD]}
+    made = case("kimi-k3", layers, MLA_KEYS, numbers, extra=ends | (extra or {}))
+    return made | {"keys": {k: v for k, v in (made["keys"] | keys).items() if v is not None}}
+
+
+def _without(made: Case, stem: str) -> Case:
+    return made | {"tensors": {name: ne for name, ne in made["tensors"].items() if stem not in name}}
+
+
 MLA_CASES: dict[str, Case] = {
     "bailingmoe3": _bailingmoe3(expert_weights_norm=True, expert_weights_scale=2.5),
     "bailingmoe3-clamped": _bailingmoe3(
@@ -205,6 +244,18 @@ MLA_CASES: dict[str, Case] = {
     ),
     "hy_v4": _hy_v4(swiglu_clamp_exp=[0.0, 0.4, 0.3, 0.0], **SIGMOID),
     "hy_v4-dense": _hy_v4("", select=False, expert_gating_func=1, **YARN_KEYS, extra=scales({"blk.1.attn_output": 1})),
+    "kimi-k3": _kimi_k3(**SIGMOID, **{"kda.gate_lower_bound": -5.0}),
+    "kimi-k3-plain": _without(
+        _kimi_k3(
+            q_rank=0,
+            latent=0,
+            gate=False,
+            expert_gating_func=2,
+            extra=scales({"blk.1.attn_output": 1, "blk.2.ffn_up_exps": N_EXPERT}),
+            **{"attn_res.block_size": 0, "activation.situ_linear_beta": -1.0},
+        ),
+        "res_score",
+    ),
     "bailingmoe3-scales": _bailingmoe3(
         extra=scales(
             {"blk.0.attn_k": 1, "blk.0.attn_output": 1, "blk.0.ffn_up": 1, "blk.1.attn_gate": 1}

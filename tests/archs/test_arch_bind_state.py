@@ -23,6 +23,7 @@ from strata.errors import BindError
 LFM, NEXT, QWEN = STATE_CASES["lfm2moe"], STATE_CASES["qwen3next"], STATE_CASES["qwen35moe"]
 GRANITE, JAMBA = STATE_CASES["granitehybrid"], STATE_CASES["jamba"]
 NEMOTRON, LATENT = STATE_CASES["nemotron_h_moe"], STATE_CASES["nemotron_h_moe-latent"]
+KEPT = MLA_CASES["kimi-k3"]
 STREAMS = MLA_CASES["hy_v4"]
 SPARSE, DOTS = MLA_CASES["glm-dsa"], MLA_CASES["dots3note"]
 LING, KIMI, MINIMAX = MLA_CASES["bailingmoe3"], STATE_CASES["kimi-linear"], STATE_CASES["minimax-01"]
@@ -111,6 +112,10 @@ BAD_KEYS: list[tuple[Case, str, Any, str]] = [
     (STREAMS, "hyper_connection.count", 0, "count is 0; accepted: 1"),
     (STREAMS, "hyper_connection.magnitude", None, "magnitude is missing"),
     (STREAMS, "attention.indexer.types", None, "types is 0; accepted: 1 in layer 0"),
+    (KEPT, "attn_res.block_size", None, "block_size is missing"),
+    (KEPT, "activation.situ_beta", 0.0, "situ_beta is 0.0; accepted: a finite number, 0.001"),
+    (KEPT, "activation.situ_linear_beta", None, "situ_linear_beta is missing"),
+    (KEPT, "kda.gate_lower_bound", 0.5, "gate_lower_bound is 0.5; accepted: -100 to below 0"),
     (MINIMAX, "residual_scale", None, "residual_scale is missing"),
     (NEMOTRON, "expert_used_count", [0, 2, 0, 0, 0], "expert_used_count is 0; accepted: 1 to expert_count in layer 3"),
     (NEMOTRON, "expert_feed_forward_length", [0, 0, 0, 40, 0], "expert_feed_forward_length is 0; accepted: at least 1"),
@@ -144,6 +149,10 @@ BAD_TENSORS: list[tuple[Case, dict[str, Any], str]] = [
     (STREAMS, {"drop": "output_hc_base.weight"}, r"output_hc_base.weight \[3\] is missing"),
     (STREAMS, {"add": {"blk.0.hc_ffn_fn.weight": [3 * N_EMBD, 3]}}, r"expected \[192, 6\]"),
     (STREAMS, {"drop": "blk.1.attn_sinks.weight"}, "blk.1.attn_sinks.weight"),
+    (KEPT, {"drop": "blk.1.attn_res_score.weight"}, r"blk.1.attn_res_score.weight \[64\] is missing"),
+    (KEPT, {"drop": "output_res_score.weight"}, "output_res_score.weight"),
+    (KEPT, {"drop": "blk.2.ffn_routed_up.weight"}, r"blk.2.ffn_routed_up.weight \[40, 64\] is missing"),
+    (KEPT, {"drop": "blk.1.attn_q_a_norm.weight"}, "blk.1.attn_q.weight"),
     (MINIMAX, {"drop": "blk.0.attn_norm_2.weight"}, "attn_norm_2.weight"),
     (NEMOTRON, {"add": {"blk.1.ffn_gate_exps.weight": [N_EMBD, 32, 8]}}, "blk.1.ffn_gate_exps.weight"),
     (LATENT, {"drop": "blk.3.ffn_latent_up.weight"}, r"blk.3.ffn_latent_up.weight \[40, 64\] is missing"),
@@ -185,6 +194,15 @@ def test_streams_stand_alone(registry: Registry) -> None:
     arch = msgspec.structs.replace(registry.lookup("hy_v4"), block=Block(residual="parallel", ffn_norm=None))
     with pytest.raises(BindError, match="hy_v4 declares streams; accepted beside them: the default Block"):
         bind(arch, fake_file(STREAMS))
+
+
+def test_what_the_first_layer_does_not_look_back_with(registry: Registry) -> None:
+    bound = bound_of(registry, KEPT)
+    assert bound.ignored["blk.0.attn_res_score.weight"] == "no layer has kept a residual before"
+    assert [layer.attention_mix is None for layer in bound.layers] == [True, False, False, False, False]
+    arch = msgspec.structs.replace(registry.lookup("kimi-k3"), block=Block(residual="parallel", ffn_norm=None))
+    with pytest.raises(BindError, match="kimi-k3 declares checkpoints; accepted beside them: the default Block"):
+        bind(arch, fake_file(KEPT))
 
 
 def test_which_layers_choose_keys(registry: Registry) -> None:

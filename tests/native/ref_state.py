@@ -27,12 +27,13 @@ def delta(
     *,
     tiled: bool,
     bound: float = 0.0,
+    sign: int = 1,
 ) -> Doubles:
     """Gated delta rule. weights: A [n_v], bias; shape: n_k, n_v, head_k, head_v; a [n, n_v] or [n, n_v * head_k]."""
     n_k, n_v, dk, dv = shape
     n = len(qkv)
     logits, rate = (a + weights[1]).reshape(n, n_v, -1), weights[0][:, None]  # [n, n_v, 1 or head_k]
-    g = bound / (1 + np.exp(-rate * logits)) if bound else rate * np.log1p(np.exp(logits))
+    g = bound / (1 + np.exp(-sign * rate * logits)) if bound else rate * np.log1p(np.exp(logits))
     beta = 1 / (1 + np.exp(-b))
     q = qkv[:, : n_k * dk].reshape(n, n_k, dk)
     k = qkv[:, n_k * dk : 2 * n_k * dk].reshape(n, n_k, dk)

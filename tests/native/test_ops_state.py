@@ -132,7 +132,9 @@ def delta_plan(plan: Plan, shape: tuple[int, int, int, int], **params: Any) -> A
     wide = x.astype(np.float64)
     cuts = wide[:, :width], wide[:, width : width + n_decay], wide[:, width + n_decay :]
     weights = a.astype(np.float64), bias.astype(np.float64)
-    return ref_state.delta(*cuts, weights, shape, tiled=bool(params.get("tiled")), bound=bound)
+    return ref_state.delta(
+        *cuts, weights, shape, tiled=bool(params.get("tiled")), bound=bound, sign=-1 if params.get("negated") else 1
+    )
 
 
 @pytest.mark.parametrize("tiled", [0, 1])
@@ -144,9 +146,10 @@ def test_delta(abi: Any, abi_ffi: Any, tiled: int, per_row: int) -> None:
 
 
 @pytest.mark.parametrize("per_row", [0, 1])
-def test_delta_with_a_bound(abi: Any, abi_ffi: Any, per_row: int) -> None:
+@pytest.mark.parametrize("negated", [0, 1])
+def test_delta_with_a_bound(abi: Any, abi_ffi: Any, per_row: int, negated: int) -> None:
     plan = Plan(abi_ffi, abi)
-    want = delta_plan(plan, (2, 4, 24, 20), per_row=per_row, bound=-1.5)
+    want = delta_plan(plan, (2, 4, 24, 20), per_row=per_row, bound=-1.5, negated=negated)
     np.testing.assert_allclose(rows_of(plan, 80), want, rtol=1e-4, atol=2e-6)
 
 
@@ -155,6 +158,7 @@ def test_delta_is_validated(abi: Any, abi_ffi: Any) -> None:
         ({"n_v": 3, "n_k": 2}, r"i\[N_V\] is 3; a multiple of N_K"),
         ({"head_v": 6}, "the op's state is 48"),
         ({"per_row": 1}, "a vector of 2; one of 8 is needed"),
+        ({"negated": 1}, r"i\[NEGATED\] is 1; accepted: 0 to 0"),
         ({"bound": 2.0}, r"f\[BOUND\] is 2; -100 to 0 is needed"),
         ({"bound": -101.0}, r"f\[BOUND\] is -101; -100 to 0 is needed"),
     ):

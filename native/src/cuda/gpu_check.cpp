@@ -41,6 +41,7 @@ struct OpCheck {
     const strata_kv_layer& layer = plan.kv_layers[op.i[STRATA_ATTENTION_I_KV_LAYER]];
     const int64_t n_head = op.i[STRATA_ATTENTION_I_N_HEAD];
     if (layer.head_k > kAttnMaxHeadK) return refuse("head_k", layer.head_k, "at most 752");
+    if (op.in[3] >= 0) return refuse("in[3], a list of keys,", op.in[3], "-1: all keys");
     if (n_head % layer.n_head_kv != 0) return refuse("i[N_HEAD]", n_head, "a multiple of n_head_kv");
     return STRATA_OK;
   }
@@ -57,10 +58,10 @@ struct OpCheck {
         break;
     }
     if (op.kind >= STRATA_OP_EMBED && op.kind <= STRATA_OP_SCALE) return STRATA_OK;
-    return error.fail(
-        STRATA_E_UNSUPPORTED,
-        "op %lld %s, layer %d: there is no CUDA kernel for layers with recurrent states; the device cpu runs them",
-        static_cast<long long>(index), op_name(op.kind), op.layer);
+    const char* what = op.kind < STRATA_OP_CONV ? "this op" : "layers with recurrent states";
+    return error.fail(STRATA_E_UNSUPPORTED, "op %lld %s, layer %d: there is no CUDA kernel for %s; the device cpu runs %s",
+                      static_cast<long long>(index), op_name(op.kind), op.layer, what,
+                      op.kind < STRATA_OP_CONV ? "it" : "them");
   }
 };
 

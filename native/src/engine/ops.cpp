@@ -28,9 +28,10 @@ const OpEntry kOps[] = {
     {run_temperature, nullptr},
     {run_scale, nullptr},
     {run_index, index_scratch},
+    {run_mix, mix_scratch},
 };
 constexpr int32_t kLastKind = static_cast<int32_t>(sizeof kOps / sizeof kOps[0]) - 1;
-static_assert(kLastKind == STRATA_OP_INDEX, "one entry for every op kind");
+static_assert(kLastKind == STRATA_OP_MIX, "one entry for every op kind");
 
 // The kinds with a state.
 const OpEntry kStateOps[] = {

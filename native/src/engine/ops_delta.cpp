@@ -48,8 +48,9 @@ struct Delta {
     const int64_t n = shape.n_decay / shape.n_v;
     vec.add(ctx.row(op.in[1], t), ctx.vector(op.weight[1]), e, shape.n_decay);
     const float bound = op.f[STRATA_DELTA_F_BOUND];
+    const bool negated = op.i[STRATA_DELTA_I_NEGATED] != 0;
     if (bound == 0) vec.unary(cpu::Unary::softplus, e, e, shape.n_decay);
-    for (int64_t h = 0; h < shape.n_v; ++h) vec.scale(e + h * n, a[h], e + h * n, n);
+    for (int64_t h = 0; h < shape.n_v; ++h) vec.scale(e + h * n, negated ? -a[h] : a[h], e + h * n, n);
     if (bound != 0) {
       vec.unary(cpu::Unary::sigmoid, e, e, shape.n_decay);
       vec.scale(e, bound, e, shape.n_decay);

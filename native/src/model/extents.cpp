@@ -158,6 +158,11 @@ int32_t op_extents(const Plan& plan, const strata_op& op, Extent* extents) {
     case STRATA_OP_INDEX:
       index_extents(plan, op, e);
       break;
+    case STRATA_OP_MIX:
+      e.in_first(0, op.i[STRATA_MIX_I_N_VEC] * op.i[STRATA_MIX_I_WIDTH]);
+      e.in(1, op.i[STRATA_MIX_I_WIDTH]);
+      e.result(0, op.i[STRATA_MIX_I_WIDTH]);
+      break;
     case STRATA_OP_ROUTER:
       e.in(0, op.i[STRATA_ROUTER_I_N_EXPERT]);
       e.result(0, int64_t{2} * op.i[STRATA_ROUTER_I_N_USED]);

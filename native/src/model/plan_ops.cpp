@@ -19,9 +19,10 @@ const Kind kKinds[] = {
     {"HEAD", 1, 0, 1, 0, 1, 6, 0, 2},        {"MUL", 3, 0, 1, 0, 0, 0, 3, 0},
     {"CLAMP", 1, 0, 1, 0, 0, 0, 1, 1},       {"TEMPERATURE", 1, 0, 1, 0, 0, 0, 3, 1},
     {"SCALE", 1, 0, 1, 0, 1, 0, 1, 0},       {"INDEX", 7, 0, 1, 0, 0, 0, 3, 0},
+    {"MIX", 3, 0, 1, 0, 1, 0, 2, 1},
 };
 constexpr int32_t kLastKind = static_cast<int32_t>(sizeof kKinds / sizeof kKinds[0]) - 1;
-static_assert(kLastKind == STRATA_OP_INDEX, "one row for every op kind");
+static_assert(kLastKind == STRATA_OP_MIX, "one row for every op kind");
 
 Status check_operands(const Plan& plan, const strata_op& op, const Kind& kind, const Row& row) {
   STRATA_TRY(row.range("layer", op.layer, -1, plan.n_layer - 1));
@@ -228,10 +229,16 @@ Status check_index(const Check& c) {
   return c.row.equal("i[KV_LAYER]'s v_in_k", layer.v_in_k, 1, "an index");
 }
 
-const CheckFn kChecks[] = {nullptr,       check_embed, check_norm,        check_linear, check_head_linear,
-                           check_rope,    check_copy,  check_attention,   check_router, check_experts,
-                           check_combine, check_glu,   check_width,       check_gather, check_head,
-                           check_mul,     check_clamp, check_temperature, check_scale,  check_index};
+Status check_mix(const Check& c) {
+  STRATA_TRY(c.i_range(STRATA_MIX_I_N_VEC, "i[N_VEC]", 1, kMaxHeads));
+  STRATA_TRY(c.i_range(STRATA_MIX_I_WIDTH, "i[WIDTH]", 1, kMaxCols));
+  return c.vector(0, c.op.i[STRATA_MIX_I_WIDTH]);
+}
+
+const CheckFn kChecks[] = {nullptr,     check_embed,     check_norm,   check_linear,  check_head_linear, check_rope,
+                           check_copy,  check_attention, check_router, check_experts, check_combine,     check_glu,
+                           check_width, check_gather,    check_head,   check_mul,     check_clamp,       check_temperature,
+                           check_scale, check_index,     check_mix};
 static_assert(sizeof kChecks / sizeof kChecks[0] == kLastKind + 1, "one check for every op kind");
 
 // ---- operands against buffers, and the order of writes and reads ----------------------------------------------------

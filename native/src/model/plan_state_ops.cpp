@@ -5,7 +5,7 @@ namespace strata {
 namespace {
 
 const Kind kStateKinds[] = {
-    {"CONV", 1, 0, 1, 0, 1, 2, 5, 0},          {"DELTA", 7, 0, 1, 0, 3, 0, 7, 2},     {"SSM_HEADS", 3, 0, 1, 0, 7, 0, 5, 0},
+    {"CONV", 1, 0, 1, 0, 1, 2, 5, 0},          {"DELTA", 7, 0, 1, 0, 3, 0, 8, 2},     {"SSM_HEADS", 3, 0, 1, 0, 7, 0, 5, 0},
     {"SSM_CHANNELS", 15, 0, 1, 0, 7, 0, 3, 0}, {"LIGHTNING", 1, 0, 1, 0, 0, 0, 3, 1},
 };
 constexpr int32_t kNKinds = static_cast<int32_t>(sizeof kStateKinds / sizeof kStateKinds[0]);
@@ -45,6 +45,7 @@ Status check_delta(const Check& c) {
   STRATA_TRY(c.i_range(STRATA_DELTA_I_HEAD_V, "i[HEAD_V]", 1, kMaxStateHead));
   STRATA_TRY(c.i_range(STRATA_DELTA_I_TILED, "i[TILED]", 0, 1));
   STRATA_TRY(c.i_range(STRATA_DELTA_I_PER_ROW, "i[PER_ROW]", 0, 1));
+  STRATA_TRY(c.i_range(STRATA_DELTA_I_NEGATED, "i[NEGATED]", 0, c.op.f[STRATA_DELTA_F_BOUND] != 0 ? 1 : 0));
   const int64_t n_v = i[STRATA_DELTA_I_N_V], head_k = i[STRATA_DELTA_I_HEAD_K];
   if (n_v % i[STRATA_DELTA_I_N_K] != 0) return c.row.bad("i[N_V]", n_v, "a multiple of N_K is needed");
   const float bound = c.op.f[STRATA_DELTA_F_BOUND];
