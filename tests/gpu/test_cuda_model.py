@@ -6,18 +6,22 @@ Run with `pytest -m gpu tests/gpu` on a machine with an NVIDIA GPU, or on the em
 from __future__ import annotations
 
 import os
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
-from gate_kit import MODELS, Counts, demo_path, expected, opened, tokens
 
 from strata.engine.backend import BatchRow, StepBatch
 from strata.engine.offline import logits_of, run_step
 from strata.errors import StrataError
 from strata.ffi.library import Library
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gates"))
+from gate_kit import MODELS, Counts, demo_path, expected, opened, tokens
 
 pytestmark = pytest.mark.gpu
 # The emulator is slow, and its NVRTC must be named: a real one may be installed.
