@@ -97,22 +97,22 @@ def test_a_step_that_is_aborted_has_no_routing(demo):
 
 def test_bench_writes_a_trace_of_every_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "bench.strt"
-    assert main(["bench", "-p", "20", "-n", "6", "-r", "1", "--trace", str(out), "--json"]) == 0
+    assert main(["bench", "-p", "20", "-n", "6", "-r", "2", "--trace", str(out), "--json"]) == 0
     json.loads(capsys.readouterr().out.splitlines()[-1])
     with demo_model_path() as path, TraceReader(out, fingerprint=fingerprint(read_gguf(path))) as reader:
         assert reader.header.layers == tuple(range(N_SETS))
         assert (reader.header.n_layers, reader.header.n_expert, reader.header.k) == (N_SETS, N_EXPERT, K)
         (records,) = reader.pieces()
-    assert len(records) == 2 * 26  # the warming run is a run
-    for start in (0, 26):
+    assert len(records) == 3 * 26  # the warming run is a run, with tokens of its own
+    for start in (0, 26, 52):
         part = slice(start, start + 26)
         assert records.position[part].tolist() == list(range(26))
         assert records.phase[part].tolist() == [Phase.PREFILL] * 20 + [Phase.DECODE] * 6
-    assert np.array_equal(records.experts[:26], records.experts[26:]), "equal tokens take equal ways"
+    assert np.array_equal(records.experts[26:52], records.experts[52:]), "equal tokens take equal ways"
     assert not records.on_gpu.any()
     decoded = records.experts[records.phase == Phase.DECODE]
     assert decoded.min() >= 0, "every layer of a decoded token is there"
-    assert len(np.unique(records.step)) == 2 * 7
+    assert len(np.unique(records.step)) == 3 * 7
 
 
 def test_run_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
