@@ -68,6 +68,26 @@ def test_greedy_text_is_the_same_over_threads_runs_and_streaming():
     assert answers == {ANSWER}
 
 
+def test_a_device_with_few_slots_gives_the_same_answers_and_shows_its_work(tmp_path):
+    profile = tmp_path / "learned.strp"
+    flags = ("--backend", "sim", "--expert-slots", "60", "--swap-budget", "1GiB", "--profile", str(profile))
+    with served(*flags) as (_, url), client(url) as api, httpx.Client(base_url=url) as http:
+        assert {ask(api, stream) for stream in (True, False) for _ in range(2)} == {ANSWER}
+        counts = dict(re.findall(r"^(strata_\w+_total) (\S+)$", http.get("/metrics").text, re.MULTILINE))
+        assert float(counts["strata_expert_hits_total"]) > 0
+        assert float(counts["strata_expert_rows_total"]) > 0
+        assert float(counts["strata_handoff_wait_seconds_total"]) > 0
+        with http.stream(
+            "POST", "/v1/completions", json={"prompt": "Once", "max_tokens": 900, "stream": True}
+        ) as reply:
+            next(reply.iter_lines())
+        assert ask(api, False) == ANSWER  # after a client that left
+    assert profile.exists()
+    assert json.loads(profile.with_name("learned.strp.json").read_text())["tokens"] > 0
+    with served(*flags) as (_, url), client(url) as api:
+        assert ask(api, False) == ANSWER
+
+
 def test_answers_read_as_language():
     with served() as (_, url), client(url) as api:
         assert ask(api, False, "What is a mixture of experts?").startswith("A mixture of experts is a neural network")
