@@ -101,13 +101,13 @@ async def open_backend(prepared: Prepared) -> AsyncGenerator[Backend]:
                     prepared.report("note: direct reads were refused for this file; plain reads took their place")
         capture = trace is not None or prepared.placed is not None
         native = NativeBackend(model, prepared.run, n_ctx=prepared.n_ctx, capture_routing=capture)
+        backend: Backend = native
         try:
-            backend: Backend = native
             if prepared.placed is not None:
                 backend = await _with_cache(native, prepared, prepared.placed)
             yield backend if trace is None else TracedBackend(backend, trace)
         finally:
-            await native.aclose()
+            await backend.aclose()
         if prepared.placed is not None and prepared.engine.profile_path is not None:
             save_profile(prepared.engine.profile_path, prepared.plan, prepared.placed, source.fingerprint, source.name)
 

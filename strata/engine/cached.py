@@ -1,7 +1,8 @@
 """A backend whose experts move: routing goes to the cache's policy, its swaps become copies and table changes.
 
-Copies are started in the gap after a step and run beside the next ones; the table changes before a step, while none
-runs. Nothing here waits for a copy, except at the opening and in the test mode that swaps before every step.
+What a step taught is worked in while the next one runs, so that no token waits for it. Copies are started then and run
+beside steps; the table changes before a step, while none runs. Nothing here waits for a copy, except at the opening and
+in the test mode that swaps before every step.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ class CachedBackend:
         self._speed = SpeedCheck()
         self._copies: dict[int, int] = {}  # number of a copy -> its swap
         self._steps: dict[int, tuple[int, StepBatch, Mask]] = {}  # ticket -> number, batch, what was resident
+        self._unread: list[tuple[StepBatch, StepResult]] = []  # finished steps that have not been counted
         self._n_steps = 0
         self._turn = 0
 
@@ -105,6 +107,7 @@ class CachedBackend:
         ticket = self._inner.submit(batch)
         self._n_steps += 1
         self._steps[ticket] = (self._n_steps, batch, self.cache.residency.resident)
+        self._learn()
         return ticket
 
     async def wait(self, ticket: int) -> StepResult:
@@ -113,14 +116,8 @@ class CachedBackend:
         number, batch, resident = self._steps.pop(ticket)
         if result.routing is not None:
             result = msgspec.structs.replace(result, routing=_placed(result.routing, resident))
-            assert result.routing is not None
-            self.cache.note(batch, result.routing)
         self.cache.step_ended(number)
-        self._note_copied()
-        if batch.n_tokens == 1 and batch.rows[0].phase == Phase.DECODE and result.error is None:
-            self._compare(self._speed.note(result.run_s))
-        if any(row.phase != Phase.PREFILL for row in batch.rows):
-            self._start_copies(self.cache.plan(self._clock()))
+        self._unread.append((batch, result))
         return result
 
     def abort(self, ticket: int) -> None:
@@ -139,6 +136,7 @@ class CachedBackend:
         return self._inner.handoffs()
 
     async def aclose(self) -> None:
+        self._learn()
         self.cache.cancel_all()
         await self._inner.aclose()
 
@@ -155,6 +153,18 @@ class CachedBackend:
         )
 
     # ---- inside -----------------------------------------------------------------------------------------------
+
+    def _learn(self) -> None:
+        """Count what has finished and start the copies that it asks for."""
+        unread, self._unread = self._unread, []
+        for batch, result in unread:
+            if result.routing is not None:
+                self.cache.note(batch, result.routing)
+            if batch.n_tokens == 1 and batch.rows[0].phase == Phase.DECODE and result.error is None:
+                self._compare(self._speed.note(result.run_s))
+        self._note_copied()
+        if any(row.phase != Phase.PREFILL for batch, _ in unread for row in batch.rows):
+            self._start_copies(self.cache.plan(self._clock()))
 
     def _move_in(self) -> None:
         """Between steps: newcomers whose copy has ended enter the table, their victims leave it."""

@@ -58,22 +58,26 @@ class ExpertCache:
         self._n_seen = -1  # decoded tokens at the last plan that found nothing
 
     def note(self, batch: StepBatch, routing: Routing) -> None:
-        """Count a finished step's routing. Call it before `commit` changes what was resident in the step."""
+        """Count a finished step's routing. Without `on_gpu` in it, before `commit` changes what was resident."""
         phases = np.repeat([row.phase for row in batch.rows], [len(row.tokens) for row in batch.rows])
         is_prompt = phases == Phase.PREFILL
         if not is_prompt.all():
-            self.note_decoded(routing.ids[:, ~is_prompt])
+            on_gpu = None if routing.on_gpu is None else routing.on_gpu[:, ~is_prompt]
+            self.note_decoded(routing.ids[:, ~is_prompt], on_gpu)
         if is_prompt.any():
             self.heat.note_prompt(routing.ids[:, is_prompt])
 
-    def note_decoded(self, ids: NDArray[np.int32]) -> int:
+    def note_decoded(self, ids: NDArray[np.int32], on_gpu: NDArray[np.bool_] | None = None) -> int:
         """Count decoded tokens of one step, ids [n_sets, n_tokens, k]; how many of the uses were resident.
+
+        on_gpu: which of them were, the same shape; None: those that are now.
 
         Checked guesses count as decoding: their experts are read like any other's.
         """
         used = ids >= 0
-        resident = self.residency.resident[np.arange(len(ids))[:, None, None], ids] & used
-        hits, uses = int(resident.sum()), int(used.sum())
+        if on_gpu is None:
+            on_gpu = self.residency.resident[np.arange(len(ids))[:, None, None], ids] & used
+        hits, uses = int(on_gpu.sum()), int(used.sum())
         self.heat.note_decoded(ids)
         self.n_hits += hits
         self.n_uses += uses
