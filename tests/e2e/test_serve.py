@@ -174,7 +174,8 @@ def test_run_reads_a_pipe_and_stands_a_reader_that_leaves():
 
 
 def test_run_ends_by_one_interrupt():
-    long = command("run", "-p", "Once upon", "-n", "900", "--ignore-eos")
+    # Poisoned steps take long enough that a busy machine does not finish before it sends the signal.
+    long = command("run", "-p", "Once upon", "-n", "900", "--ignore-eos", "--poison")
     with subprocess.Popen(long, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.read(1)
         process.send_signal(signal.SIGINT)
