@@ -61,10 +61,15 @@ def place(config: EngineConfig, plan: ModelPlan, fingerprint: str, room_bytes: i
         heat.seed(profile_ranking(experts, loaded.profile), experts.token_cycle)
         notes.extend(loaded.notes)
     elif config.profile_path is not None:
+        if not Path(config.profile_path).parent.is_dir():
+            raise ConfigError(f"--profile {config.profile_path} cannot be written: its folder does not exist")
         notes.append(f"{config.profile_path} does not exist yet; it is written when the engine is closed")
     if n_layers_on_cpu:
         split, chosen = _whole_layers(experts, n_layers_on_cpu, room_bytes)
         return Placed(experts=experts, split=split, chosen=chosen, heat=heat, adapt=False, notes=tuple(notes))
+    n_all = sum(experts.n_expert)
+    if config.expert_slots > n_all:
+        notes.append(f"--expert-slots {config.expert_slots}: the model has {n_all} experts, and all are resident")
     if config.expert_slots >= 0:
         split, chosen = exact_slots(experts, heat.values(), config.expert_slots)
         if room_bytes is not None and split.n_bytes(experts) > room_bytes:
@@ -139,7 +144,7 @@ def op_places(config: EngineConfig, plan: ModelPlan) -> tuple[OpPlace, ...]:
     for kind, n in counts.items():
         where = device or "CPU"
         if kind == "experts" and device is not None:
-            none = config.cpu_moe or config.expert_slots == 0
+            none = config.cpu_moe or config.expert_slots == 0 or config.n_cpu_moe >= plan.n_layer
             where = (
                 f"CPU (no expert has a slot on the {device})"
                 if none
@@ -193,7 +198,12 @@ def place_on_device(
         run = msgspec.structs.replace(run, pin_limit_bytes=pin_limit(ram_bytes, sizes.shared))
     else:
         limit, limit_source, context = 0, "", 0
-        room = None if asked is None else asked - model.measure(run).device
+        dense_bytes = model.measure(run).device
+        room = None if asked is None else asked - dense_bytes
+        if room is not None and room < 0:
+            raise ConfigError(
+                f"--vram-limit {asked} is less than the {dense_bytes} bytes that the device needs without slots"
+            )
     placed = place(config, model.plan, fingerprint, room)
     if placed is not None:
         run = msgspec.structs.replace(run, class_of_set=placed.experts.class_of, n_slots=placed.split.slots())

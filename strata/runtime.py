@@ -108,8 +108,9 @@ async def open_backend(prepared: Prepared) -> AsyncGenerator[Backend]:
             yield backend if trace is None else TracedBackend(backend, trace)
         finally:
             await backend.aclose()
-        if prepared.placed is not None and prepared.engine.profile_path is not None:
-            save_profile(prepared.engine.profile_path, prepared.plan, prepared.placed, source.fingerprint, source.name)
+            placed, profile = prepared.placed, prepared.engine.profile_path
+            if placed is not None and profile is not None:  # also when an interrupt ends the block
+                save_profile(profile, prepared.plan, placed, source.fingerprint, source.name)
 
 
 async def _with_cache(native: NativeBackend, prepared: Prepared, placed: Placed) -> CachedBackend:

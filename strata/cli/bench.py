@@ -23,6 +23,7 @@ from strata.engine.backend import KV_BLOCK_TOKENS, Backend, BatchRow, Handoffs, 
 from strata.engine.cached import CachedBackend
 from strata.engine.offline import run_step
 from strata.engine.placement import best_fixed, hit_share
+from strata.engine.traced import TracedBackend
 from strata.ffi.native import NativeBackend
 from strata.machine import Machine, describe_machine, source_commit
 from strata.types import SamplingParams
@@ -33,7 +34,7 @@ GREEDY = SampleSpec(params=SamplingParams(temperature=0.0), seed=0, counter=0)
 class SlotFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The expert cache in the last run's decoding."""
 
-    n_slots: int  # spare ones included
+    n_slots: int  # of residents; spare ones come on top
     hit_share: float
     best_fixed_share: float  # what the best choice that never changes would have hit, known in hindsight
     n_swaps: int  # since the start
@@ -100,7 +101,7 @@ async def _bench(args: argparse.Namespace, config: Config, source: planning.Sour
                     runs.append(run)
                 bar.update()
         memory_bytes_per_s = await trio.to_thread.run_sync(runtime.measure_read, opened.prepared.run.n_threads)
-        handoffs = _handoffs(opened.backend)
+        handoffs = _handoffs(_untraced(opened.backend))
         result = _result(args, opened, runs, memory_bytes_per_s, handoffs)
     print(
         f"{result.model}: prompt {result.prompt_tok_s:.1f} tok/s, decode {result.decode_tok_s:.2f} tok/s, "
@@ -155,6 +156,10 @@ async def measure_run(backend: Backend, prompt: tuple[int, ...], forced: tuple[i
     return RunTimes(between - started, seconds, n_bytes, hits, np.concatenate(used, axis=1) if used else None)
 
 
+def _untraced(backend: Backend) -> Backend:
+    return backend.inner if isinstance(backend, TracedBackend) else backend
+
+
 def _slot_figures(backend: Backend, run: RunTimes) -> SlotFigures | None:
     if not isinstance(backend, CachedBackend) or run.uses is None:
         return None
@@ -164,7 +169,7 @@ def _slot_figures(backend: Backend, run: RunTimes) -> SlotFigures | None:
         counts[set_id] += np.bincount(ids[ids >= 0], minlength=counts.shape[1])
     best = best_fixed(residency.experts, counts, residency.split.resident)
     return SlotFigures(
-        n_slots=residency.n_slots,
+        n_slots=sum(residency.split.resident),
         hit_share=run.hits / max(float(counts.sum()), 1.0),
         best_fixed_share=hit_share(counts, best),
         n_swaps=backend.n_swaps,
@@ -236,7 +241,7 @@ def _result(
         read_bytes_per_s=per_token * decode_tok_s,
         memory_bytes_per_s=memory_bytes_per_s,
         bandwidth_frac=per_token * decode_tok_s / memory_bytes_per_s,
-        slots=_slot_figures(opened.backend, runs[-1]),
+        slots=_slot_figures(_untraced(opened.backend), runs[-1]),
         handoff_us=None if handoffs is None else _handoff_quantiles(handoffs),
         machine=describe_machine(runtime.cpu_tier(), runtime.cpu_count()),
         commit=source_commit(),

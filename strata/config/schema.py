@@ -143,11 +143,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "how long a GPU waits for experts of the CPU, for every 8 tokens of a step",
             "--handoff-deadline",
             metavar="SECONDS",
-            gt=0,
+            ge=1e-6,
+            le=3600,
         ),
     ] = 0.9
     deadline_scale: Annotated[
-        float, doc("multiplies all deadlines inside a step (for slow checkers)", "--deadline-scale", gt=0)
+        float, doc("multiplies all deadlines inside a step (for slow checkers)", "--deadline-scale", ge=0.001, le=1000)
     ] = 1.0
     nvrtc_path: Annotated[
         str | None,

@@ -15,7 +15,6 @@ from typing import Protocol
 import msgspec
 import numpy as np
 import trio
-from numpy.typing import NDArray
 
 from strata.engine.backend import Backend, BackendHealth, Handoffs, Phase, Routing, StepBatch, StepResult
 from strata.engine.expert_cache import ExpertCache
@@ -203,7 +202,9 @@ class CachedBackend:
 
     def _exchange_one(self) -> None:
         residency = self.cache.residency
-        pair = _next_pair(residency.table, residency.experts.exists, np.asarray(residency.experts.class_of), self._turn)
+        may_go = residency.resident & ~residency.outgoing
+        may_come = residency.experts.exists & ~residency.resident & ~residency.incoming
+        pair = _next_pair(may_go, may_come, self._turn)
         if pair is None or residency.n_spare(residency.experts.class_of[pair[0][0]]) == 0:
             return
         self._turn += 1
@@ -221,15 +222,12 @@ def _placed(routing: Routing, resident: Mask) -> Routing:
     return Routing(ids=routing.ids, weights=routing.weights, on_gpu=on_gpu)
 
 
-def _next_pair(
-    table: NDArray[np.int32], exists: Mask, class_of: NDArray[np.int64], turn: int
-) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """A resident and an absent expert of the same set, round the sets and experts as turns go by."""
-    candidates = np.flatnonzero((table >= 0).any(axis=1) & ((table < 0) & exists).any(axis=1))
-    if len(candidates) == 0 or len(class_of) == 0:
+def _next_pair(may_go: Mask, may_come: Mask, turn: int) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """A newcomer and a victim of the same set, round the sets and experts as turns go by."""
+    candidates = np.flatnonzero(may_go.any(axis=1) & may_come.any(axis=1))
+    if len(candidates) == 0:
         return None
     set_id = int(candidates[turn % len(candidates)])
     turn //= len(candidates)
-    victims = np.flatnonzero(table[set_id] >= 0)
-    newcomers = np.flatnonzero((table[set_id] < 0) & exists[set_id])
+    victims, newcomers = np.flatnonzero(may_go[set_id]), np.flatnonzero(may_come[set_id])
     return (set_id, int(newcomers[turn % len(newcomers)])), (set_id, int(victims[turn % len(victims)]))

@@ -58,6 +58,10 @@ class TracedBackend:
         self.name = inner.name
         self.limits = inner.limits
 
+    @property
+    def inner(self) -> Backend:
+        return self._inner
+
     def submit(self, batch: StepBatch) -> int:
         ticket = self._inner.submit(batch)
         self._batches[ticket] = batch

@@ -80,7 +80,7 @@ def engine_config(ffi: Any, options: EngineOptions) -> tuple[Any, list[Any]]:
     config.spin_us, config.queue_steps = options.spin_us, options.queue_steps
     config.step_deadline_us = round(options.step_deadline_s * 1e6)
     config.device, config.ordinal = ffi.integer_const(DEVICES[options.device]), options.ordinal
-    config.handoff_deadline_us = round(options.handoff_deadline_s * 1e6)
+    config.handoff_deadline_us = max(round(options.handoff_deadline_s * 1e6), int(options.handoff_deadline_s > 0))
     config.vram_limit_bytes, config.pin_limit_bytes = options.vram_limit_bytes, options.pin_limit_bytes
     alive: list[Any] = []
 

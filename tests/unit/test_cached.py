@@ -150,3 +150,20 @@ async def test_a_device_that_never_copies_is_given_up(monkeypatch, autojump_cloc
     backend, chosen = cached(device)
     with pytest.raises(EngineStopped, match="no expert was copied"):
         await fill_slots(device, backend.cache, chosen)  # type: ignore[arg-type]
+
+
+async def test_the_test_mode_leaves_the_policys_open_swaps_alone():
+    device = Device()
+    backend = await opened(device, swap_every_step=True)
+    device.hot = (6, 7)
+    ended = 0
+
+    def slowly() -> int:  # the policy's copies stay open over several steps, the exchanged one's is waited for
+        nonlocal ended
+        ended = min(ended + 1, len(device.copies))
+        return ended
+
+    device.copied = slowly  # type: ignore[method-assign]
+    await steps(backend, 60)
+    backend.cache.residency.check_integrity()
+    assert backend.n_swaps >= 60

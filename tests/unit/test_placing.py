@@ -121,3 +121,28 @@ def test_where_ops_run(demo, engine, experts, others):
     assert {row.place for kind, row in places.items() if kind not in {"experts", "sampling"}} == {others}
     assert places["sampling"].place == "CPU"
     assert sum(row.n for row in places.values()) == len(demo.plan.ops) + 1
+
+
+def test_a_profile_needs_its_folder(demo, tmp_path):
+    with pytest.raises(ConfigError, match="its folder does not exist"):
+        placed(demo, expert_slots=6, profile_path=str(tmp_path / "missing" / "demo.strp"))
+
+
+def test_more_slots_than_experts_is_said(demo):
+    found = placed(demo, expert_slots=1000)
+    assert found.chosen.sum() == found.experts.exists.sum()
+    assert any("--expert-slots 1000" in note for note in found.notes)
+
+
+def test_a_limit_below_the_dense_parts_is_refused():
+    config = load_config({"engine.backend": "sim", "engine.vram_limit_bytes": "1KiB"}, environ={})
+    with planning.open_source(config, None, None) as source, pytest.raises(ConfigError, match="--vram-limit 1024"):
+        planning.prepare(config, source, planning.Shape(kv_type="f16", max_seqs=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("handoff_deadline_s", "1e30"), ("handoff_deadline_s", "inf"), ("deadline_scale", "0")]
+)
+def test_deadlines_have_bounds(name, value):
+    with pytest.raises(ConfigError, match=name):
+        load_config({f"engine.{name}": value}, environ={})
